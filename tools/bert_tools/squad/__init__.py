@@ -1,1 +1,1 @@
-"""Fine-tuning for SQuAD: question answering, under data and pipeline parallelism."""
+"""Fine-tune BERT on questions (SQuAD) with data parallel, sharded or pipelined training."""

@@ -1,17 +1,18 @@
-"""Answers in text from the tokens' scores as an answer's start and end, and their quality.
+"""Find answers in a text from the scores of its tokens, and measure how good they are.
 
-Follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3: an answer's score is its start's
-plus its end's; the score of no answer is that of [CLS] for both, the lowest of a question's
-windows. The higher of the two wins. A start counts only in the window that shows most text on both
-sides of it, as in the authors' program. That program tries the 20 best starts with the 20 best
-ends; here all pairs are tried, which never finds a lower score.
+The method follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3. The score of an answer is
+the sum of the scores of its first token as a start and of its last token as an end. The score of
+"no answer" is that sum for [CLS], and the lowest one of a question's windows counts. The higher of
+the two scores wins. As in the authors' program, a start counts only in the window that shows the
+most text on both sides of it. That program tries the 20 best starts with the 20 best ends. Here all
+pairs are tried, which never finds a lower score.
 
-Exact match and F1 are as SQuAD v2.0 defines them (arXiv 1606.05250, 1806.03822). Both compare
-normalised texts: lower case, without ASCII punctuation, without the articles a, an and the, white
-space collapsed. Exact match is 1 if they are equal; F1 is the harmonic mean of precision and
-recall of their words, each counted as often as it occurs. If one of the two has no word, F1 is 1 if
-both have none. The best of several right answers counts. Right answers that normalise to nothing do
-not count; if none is left, the right answer is the empty text.
+Exact match and F1 are defined by SQuAD v2.0 (arXiv 1606.05250, 1806.03822). Both compare normalized
+texts, which are in lower case, without ASCII punctuation and the articles a, an and the, and with
+single spaces. Exact match is 1 if the texts are equal. F1 is the harmonic mean of precision and
+recall of their words, and each word counts as often as it occurs. If one of the texts has no words,
+F1 is 1 if both have none. If there are several right answers, the best result counts. Right answers
+that are empty after normalization do not count. If no other is left, the right answer is empty.
 """
 
 import math
@@ -36,7 +37,7 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """The best text for a question, its score, and the score of no answer."""
+    """The best answer to a question, its score, and the score of "no answer"."""
 
     text: str
     score: float
@@ -49,11 +50,11 @@ def find_answers(
     scores: Scores,
     max_answer_length: int = MAX_ANSWER_LENGTH,
 ) -> list[FoundAnswer]:
-    """The best answer of every question, of at most `max_answer_length` tokens.
+    """Find the best answer to every question, with at most `max_answer_length` tokens.
 
-    Among equal scores the first window wins, then the first in the text, then the shortest. A
-    context without a token has the text "", with a score of minus infinity. `scores` [T, 2] of the
-    windows' T tokens are finite.
+    If scores are equal, the first window wins, then the first answer in the text, then the shortest
+    one. In a context without tokens the answer is "", with a score of minus infinity. `scores`
+    [T, 2], of the T tokens of the windows, must be finite.
     """
     borders = np.searchsorted(windows.question_of, np.arange(len(questions) + 1))
     offsets = windows.offsets
@@ -71,6 +72,7 @@ def _best_answer(
     scores: Scores,
     longest: int,
 ) -> FoundAnswer:
+    """Find the best answer to one question in its windows."""
     first_pieces = windows.first_piece[of_question]
     counts = windows.lengths[of_question] - windows.segment_b_start[of_question] - 1
     shows_most = _window_with_most_context(first_pieces - first_pieces[0], counts)
@@ -101,22 +103,22 @@ def _best_answer(
 def _window_with_most_context(
     first: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Number of the window that shows most text around each token of a context; int64 [tokens].
+    """Return which window shows the most text around each token of a context; int64 [tokens].
 
-    The side with less text counts; ties go to the longer window, then to the first. A window's text
-    has `counts` tokens from token `first` of the context, both int64 [windows].
+    The side with less text counts. If two windows are equal, the longer one wins, and otherwise the
+    first. A window shows `counts` tokens from token `first` of the context, both int64 [windows].
     """
     context = np.full((len(first), int((first + counts).max())), -1, dtype=np.int64)
     for row, begin, count in zip(context, first, counts, strict=True):
         left = np.arange(count)
-        # The authors' numbers as integers, in hundredths, with a window's length beside them.
+        # The authors use min(left, right) + 0.01 * length; in hundredths it is an integer.
         row[begin : begin + count] = 100 * np.minimum(left, left[::-1]) + count
     best: NDArray[np.int64] = context.argmax(axis=0)
     return best
 
 
 def texts(questions: Questions, found: Sequence[FoundAnswer]) -> dict[str, str]:
-    """The answer to each question, id -> text; "" if no answer scores more than the best text."""
+    """Return the answers by question id. The answer is "" if "no answer" has a higher score."""
     return {
         question.id: each.text if each.score >= each.no_answer_score else ""
         for question, each in zip(questions, found, strict=True)
@@ -124,9 +126,9 @@ def texts(questions: Questions, found: Sequence[FoundAnswer]) -> dict[str, str]:
 
 
 def mean_loss(scores: Scores, windows: Windows) -> float:
-    """Mean over windows of (cross-entropy of the start + of the end) / 2, in nats.
+    """Return the mean over windows of (cross-entropy of the start + of the end) / 2, in nats.
 
-    Not finite if a score is not.
+    The result is not finite if a score is not finite.
     """
     first = windows.offsets[:-1]
     total = 0.0
@@ -139,19 +141,20 @@ def mean_loss(scores: Scores, windows: Windows) -> float:
 
 
 def normalized(text: str) -> str:
-    """The text normalised for comparison."""
+    """Normalize a text for comparison, as the head of this module describes."""
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def best_of(question: Question, answer: str) -> tuple[float, float]:
-    """Exact match and F1 of an answer, 0 to 1, each against the nearest right answer."""
+    """Return exact match and F1, 0 to 1, each compared with the nearest right answer."""
     right = {normalized(each.text) for each in question.answers} - {""} or {""}
     bare = normalized(answer)
     return float(bare in right), max(_f1(text.split(), bare.split()) for text in right)
 
 
 def _f1(right: Sequence[str], words: Sequence[str]) -> float:
+    """Return F1 of the words of an answer, compared with those of a right answer."""
     if not right or not words:
         return float(len(right) == len(words))
     num_common = (Counter(right) & Counter(words)).total()
@@ -160,10 +163,10 @@ def _f1(right: Sequence[str], words: Sequence[str]) -> float:
 
 
 def score(questions: Questions, predictions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Score the texts of all questions, id -> text; "" means no answer.
+    """Score the answers to all questions, by question id. "" means no answer.
 
-    For `all`, `answerable` and `unanswerable` questions: their number `questions`, and the means
-    `exact_match` and `f1` in percent; None if there is none.
+    Returns, for `all`, `answerable` and `unanswerable` questions, their number `questions` and the
+    means `exact_match` and `f1` in percent, which are None if there are no such questions.
     """
     values = np.array([best_of(each, predictions[each.id]) for each in questions])
     is_impossible = np.array([each.is_impossible for each in questions])

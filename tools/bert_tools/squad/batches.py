@@ -1,10 +1,11 @@
-"""The windows of each update, cut into microbatches, and the batches made of them.
+"""Plan which windows each update trains on, cut them into micro-batches, and build the batches.
 
-One plan serves every engine, a function of lengths and settings: every rank makes all of it before
-the first update and can build any microbatch, so only hidden states travel. The cut is that of the
-presort data plane (`data/balance.py`): equal counts, similar tokens.
+All engines use the same plan, which depends only on lengths and settings. Every rank computes the
+whole plan before the first update and can build any micro-batch, so that only hidden states are
+sent between ranks. Micro-batches have equal counts of windows and similar counts of tokens, by the
+presort policy of `data/balance.py`.
 
-Shape letters: U updates, M microbatches of an update, B windows of a microbatch, T tokens of them.
+Shape letters: U updates, M micro-batches of an update, B windows of a micro-batch, T their tokens.
 """
 
 from collections.abc import Sequence
@@ -26,28 +27,28 @@ from mlperf_bert.model.blocks import precise
 from mlperf_bert.seeds import derive_seed
 
 _BY_TOKENS = Balance(policy="presort_global")
-WINDOWS_AT_ONCE = 32  # windows in a batch of an evaluation
-
-
-MOST_SAMPLES = 2**27  # of a run: their numbers fill a GB
+WINDOWS_AT_ONCE = 32  # windows per batch of an evaluation
+MOST_SAMPLES = 2**27  # maximum samples of a run, because their numbers take 1 GiB of memory
 
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """U updates of M microbatches of B windows."""
+    """U updates of M micro-batches of B windows."""
 
-    windows: Int64Array  # [U, M, B]: numbers of windows
+    windows: Int64Array  # [U, M, B], numbers of windows
     tokens: Int64Array  # [U, M]
 
     @classmethod
     def make(cls, lengths: Int64Array, settings: SquadSettings) -> Self:
-        """Each epoch is a permutation of all windows; epochs follow each other without a gap.
+        """Plan all updates of a run.
 
-        `lengths` are the tokens of each window. Raises ConfigError for more than MOST_SAMPLES.
+        Each epoch is a permutation of all windows, and an update may span two epochs. `lengths` are
+        the token counts of the windows. Raises ConfigError for more than MOST_SAMPLES samples.
         """
         updates, batch = settings.num_updates(len(lengths)), settings.global_batch
         if updates * batch > MOST_SAMPLES:
-            problem = f"is {updates:,} of {batch:,} samples, more than {MOST_SAMPLES:,} in all"
+            problem = f"is {updates:,}, with {batch:,} samples each, but a run may have at most "
+            problem += f"{MOST_SAMPLES:,} samples"
             raise ConfigError("--updates", problem, "lower it")
         key = derive_seed(settings.seed, "squad order")
         in_epoch = np.arange(len(lengths), dtype=np.int64)
@@ -59,14 +60,14 @@ class UpdatePlan:
 
 
 def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Array:
-    """The windows of an update as [M, B], similar tokens in each row."""
+    """Arrange the windows of an update as [M, B], with similar token counts in each row."""
     tokens = lengths[drawn].astype(np.float64)
     assignment = _BY_TOKENS(tokens.reshape(microbatches, 1, -1))
     return drawn[assignment.indices].reshape(microbatches, -1)
 
 
 def evaluation_batches(lengths: Int64Array) -> list[Int64Array]:
-    """All windows, the longest first, in batches of WINDOWS_AT_ONCE."""
+    """Return the numbers of all windows, longest first, in batches of WINDOWS_AT_ONCE."""
     order = np.argsort(-lengths, kind="stable")
     return [
         order[first : first + WINDOWS_AT_ONCE] for first in range(0, len(order), WINDOWS_AT_ONCE)
@@ -75,24 +76,24 @@ def evaluation_batches(lengths: Int64Array) -> list[Int64Array]:
 
 @dataclass(frozen=True, slots=True)
 class SpanBatch:
-    """B windows laid end to end, without masked positions, and their answers."""
+    """B windows concatenated without padding and without masked positions, and their answers."""
 
     tokens: UnpaddedBatch
-    starts: Tensor  # int64 [B]: within each window
-    ends: Tensor  # int64 [B]: within each window, the answer's last token
+    starts: Tensor  # int64 [B], the answer's first token within each window
+    ends: Tensor  # int64 [B], the answer's last token within each window
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, T."""
+        """The number of tokens, T."""
         return sum(self.tokens.lengths)
 
     def per_token(self, of_windows: Tensor) -> Tensor:
-        """Repeat a value of each window for its tokens, [B] -> [T]."""
+        """Repeat the value of each window for each of its tokens, [B] -> [T]."""
         lengths = self.tokens.cu_seqlens.diff()
         return of_windows.repeat_interleave(lengths, output_size=self.num_tokens)
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on another device."""
+        """Return the batch on a device; itself if it is already there."""
         if device == self.starts.device:
             return self
         starts, ends = (each.to(device, non_blocking=True) for each in (self.starts, self.ends))
@@ -100,23 +101,23 @@ class SpanBatch:
 
 
 class WindowReader:
-    """Makes microbatches of the windows of a set."""
+    """Builds micro-batches from the windows of a question set."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
         self._first_tokens = np.cumsum(windows.lengths) - windows.lengths
 
     def batch(self, numbers: Sequence[int] | Int64Array) -> SpanBatch:
-        """The windows of these numbers, in their order, on the host."""
+        """Build a batch of the windows with these numbers, in this order, on the host."""
         chosen = np.asarray(numbers, dtype=np.int64)
         windows = self._windows
         lengths = windows.lengths[chosen]
         batch = empty_batch(tuple(lengths.tolist()), (0,) * len(chosen), num_pairs=0)
-        places = self.places(chosen)
-        positions = places - np.repeat(self._first_tokens[chosen], lengths)
-        batch.input_ids.numpy()[:] = windows.input_ids[places]
-        batch.position_ids.numpy()[:] = positions
-        is_context = positions >= np.repeat(windows.segment_b_start[chosen], lengths)
+        of_all = self.positions(chosen)
+        within = of_all - np.repeat(self._first_tokens[chosen], lengths)
+        batch.input_ids.numpy()[:] = windows.input_ids[of_all]
+        batch.position_ids.numpy()[:] = within
+        is_context = within >= np.repeat(windows.segment_b_start[chosen], lengths)
         batch.token_type_ids.numpy()[:] = is_context
         batch.cu_seqlens[0] = 0
         batch.cu_seqlens.numpy()[1:] = np.cumsum(lengths)
@@ -126,8 +127,8 @@ class WindowReader:
         answers = (torch.from_numpy(each[chosen]) for each in (windows.starts, windows.ends))
         return SpanBatch(batch, *answers)
 
-    def places(self, numbers: Int64Array) -> Int64Array:
-        """Positions of these windows' tokens among those of all windows: int64 [T]."""
+    def positions(self, numbers: Int64Array) -> Int64Array:
+        """Return the positions of these windows' tokens in `Windows.input_ids`; int64 [T]."""
         lengths = self._windows.lengths[numbers]
         ends = np.cumsum(lengths)
         within: Int64Array = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
@@ -135,11 +136,12 @@ class WindowReader:
 
 
 def span_loss_sum(scores: Tensor, batch: SpanBatch) -> Tensor:
-    """Sum over windows of (cross-entropy of the start + of the end) / 2, in nats; a scalar.
+    """Return the sum over windows of (cross-entropy of the start + of the end) / 2, in nats.
 
-    Each is over the real tokens of the window (BERT, arXiv 1810.04805, section 4.2). The published
-    code and `transformers` also give a share to the padding after a window; here there is none.
-    `scores` [T, 2] are those of the answer's first and last token.
+    Each cross-entropy covers the real tokens of the window (BERT, arXiv 1810.04805, section 4.2).
+    In the published code and in `transformers` it also covers the padding after a window, but here
+    there is no padding. `scores` [T, 2] are each token's scores as the answer's first and last
+    token.
     """
     tokens = batch.tokens
     shape = (2, len(tokens.lengths), tokens.max_seqlen)

@@ -1,4 +1,4 @@
-"""The sub-command `squad`: fine-tune, compare engines, score. Heavy imports are late."""
+"""The sub-command `squad`. Heavy modules are imported only when it runs."""
 
 import argparse
 import json
@@ -21,29 +21,29 @@ DEFAULT_ENGINES = "single,ddp:2,fsdp:2,pipeline:2"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    train = commands.add_parser("train", help="fine-tune on questions, by one engine")
+    train = commands.add_parser("train", help="fine-tune on questions with one engine")
     add_train(train)
     train.set_defaults(squad=_train)
 
     text = "compare data parallel, sharded and pipelined training"
     compare = commands.add_parser("compare", help=text)
-    text = f"{FORMS}; the first is what the others are compared with (default {DEFAULT_ENGINES})"
+    text = f"{FORMS}; the others are compared with the first (default {DEFAULT_ENGINES})"
     compare.add_argument("--engines", metavar="A,B,...", default=DEFAULT_ENGINES, help=text)
-    text = "seeds 1 .. N of each (default 3)"
+    text = "run each engine with the seeds 1 .. N (default 3)"
     compare.add_argument("--seeds", type=int, metavar="N", default=3, help=text)
-    text = "global batches to sweep, instead of --global-batch; the first is M0 of the statistical "
-    text += "efficiency, and the learning rate follows the root of the batch"
+    text = "global batches to compare, instead of --global-batch; the first is M0 of the "
+    text += "statistical efficiency, and the learning rate grows with the square root of the batch"
     compare.add_argument("--batches", metavar="A,B,...", help=text)
-    text = "directory of the comparison, new or to be continued (default runs/squad-compare)"
+    text = "directory of the comparison; an existing one is continued (default runs/squad-compare)"
     default = Path("runs/squad-compare")
     compare.add_argument("--out", type=Path, metavar="DIR", default=default, help=text)
-    text = "print one JSON object, not the table"
+    text = "print one JSON object instead of the table"
     compare.add_argument("--json", action="store_true", help=text)
     add_settings(compare)
     compare.set_defaults(squad=_compare)
 
-    score = commands.add_parser("score", help="exact match and F1 of a file of answers")
-    text = 'JSON: id of every question -> its answer, "" for none'
+    score = commands.add_parser("score", help="compute exact match and F1 of a file of answers")
+    text = 'JSON object of the id of every question and its answer, which is "" for no answer'
     score.add_argument("--predictions", type=Path, metavar="FILE", required=True, help=text)
     add_settings(score, "dev")
     score.set_defaults(squad=_score)
@@ -56,18 +56,20 @@ def run(args: argparse.Namespace) -> int:
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Add the options of `squad train`."""
-    text = f"{FORMS}; default: single"
+    text = f"{FORMS} (default single)"
     parser.add_argument("--engine", metavar="NAME", default="single", help=text)
-    parser.add_argument("--seed", type=int, metavar="N", default=1, help="default 1")
-    text = "directory for record and model (default: runs/<utc>-squad)"
+    parser.add_argument(
+        "--seed", type=int, metavar="N", default=1, help="seed of the run (default 1)"
+    )
+    text = "directory for the record and the model (default: runs/<utc>-squad)"
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help=text)
-    text = "write the record alone, without model and answers, and print nothing"
+    text = "write only the record, without model and answers, and print nothing"
     parser.add_argument("--record-only", action="store_true", help=text)
     add_settings(parser)
 
 
 def _train(args: argparse.Namespace) -> int:
-    """Train, starting ranks if need be; 0, or 75 if a signal ended the run."""
+    """Train, and start ranks if the engine needs several; return 0, or 75 after a signal."""
     from bert_tools.squad.fine_tune import PREDICTIONS, fine_tune
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
@@ -82,7 +84,7 @@ def _train(args: argparse.Namespace) -> int:
         return run_on_ranks(args.command_line, settings.engine.ranks)
     whereabouts = Whereabouts()
     default = Path("runs") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-squad"
-    run_dir = args.run_dir or default  # keeps the time; rank 0's counts
+    run_dir = args.run_dir or default  # contains the time, so all ranks use rank 0's
     lock = RunLock(run_dir if info.rank == 0 else None, "squad")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
@@ -95,7 +97,7 @@ def _train(args: argparse.Namespace) -> int:
         if info.rank == 0 and not args.record_only:
             print(_run_in_words(record))
             words = ("--predictions", own_dir / PREDICTIONS, "--dev", settings.dev)
-            print(f"to score its answers: {typed('squad', 'score', *words)}")
+            print(f"to score the answers: {typed('squad', 'score', *words)}")
         return 0
 
     with lock, SignalWatch(whereabouts, speaks=info.rank == 0):
@@ -103,18 +105,20 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _run_in_words(record: dict[str, Any]) -> str:
+    """Format the record of a run as one line."""
     return (
         f"{record['engine']}: {record['updates']:,} updates, {record['samples']:,} samples in "
         f"{record['seconds']['train']:.1f} s of training, {record['samples_per_s']:.1f} samples/s; "
-        f"validation loss {record['validation_loss']:.4f}, of {record['questions']:,} questions "
-        f"exact match {record['exact_match']:.2f} %, F1 {record['f1']:.2f} %"
+        f"validation loss {record['validation_loss']:.4f}, exact match "
+        f"{record['exact_match']:.2f}% and F1 {record['f1']:.2f}% on {record['questions']:,} "
+        "questions"
     )
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Run what has not ended, then compare; 0, or the status of the failed run."""
+    """Run what is not finished, then compare; return 0, or the status of the failed run."""
     require_packages("squad compare", "squad", "tokenizers", "matplotlib")
-    from bert_tools.squad.compare import run_all, write_comparison
+    from bert_tools.squad.compare import CONTENTS, run_all, write_comparison
     from bert_tools.squad.comparison import in_words
 
     planned = _plan(args)
@@ -125,14 +129,15 @@ def _compare(args: argparse.Namespace) -> int:
             print(json.dumps(comparison, allow_nan=False), flush=True)
         else:
             print(in_words(comparison))
-            print(one_line(f"JSON, picture and runs: {args.out}"), flush=True)
+            print(one_line(f"wrote {args.out}: {CONTENTS}"), flush=True)
     return status
 
 
 def _plan(args: argparse.Namespace) -> list[SquadSettings]:
-    """All runs: every engine at every batch, seed by seed, so that slow spells hit all engines.
+    """Return all runs, which are every engine at every batch with every seed.
 
-    Raises ConfigError for numbers that are none, and for an engine or a batch named twice.
+    They are ordered by seed, so that a slow phase of the machine affects all engines. Raises
+    ConfigError for a malformed number, and for an engine or a batch that is named twice.
     """
     from bert_tools.squad.compare import at_batch
 
@@ -141,10 +146,12 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
     if args.batches is not None:
         words = args.batches.split(",")
         if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
-            remedy = "give whole numbers, such as 16,32,64"
-            raise ConfigError("--batches", f"is {args.batches!r}", remedy)
+            problem = f"must be whole numbers above 0 with commas, not {args.batches!r}"
+            raise ConfigError("--batches", problem, "use for example 16,32,64")
         if args.global_batch is not None:
-            raise ConfigError("--batches", "is given beside --global-batch", "leave one out")
+            raise ConfigError(
+                "--batches", "cannot be used with --global-batch", "remove one of them"
+            )
         batches = [int(word) for word in words]
         changes = {"global_batch": batches[0]}
     found = []
@@ -153,14 +160,15 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
             settings = settings_of(args, parse_engine(name), seed, **changes)
             found += [at_batch(settings, batch) for batch in batches or [settings.global_batch]]
     if not found:
-        raise ConfigError("--seeds", f"is {args.seeds}", "give 1 or more")
+        raise ConfigError("--seeds", f"must be at least 1, not {args.seeds}", "raise it")
     if any(each in found[:number] for number, each in enumerate(found)):
-        raise ConfigError("--engines, --batches", "have one of them twice", "name each once")
+        problem = "contain an engine or a batch twice"
+        raise ConfigError("--engines, --batches", problem, "name each once")
     return found
 
 
 def _score(args: argparse.Namespace) -> int:
-    """Print the scores as a JSON object, as SQuAD's own program does; no model is needed."""
+    """Print the scores as a JSON object, as SQuAD's own program does. No model is needed."""
     from bert_tools.squad.answers import score
     from bert_tools.squad.questions import read_predictions, read_questions
     from bert_tools.squad.settings import QUICK_DEV

@@ -1,6 +1,7 @@
-"""Runs every engine with every seed, one after the other; finished runs are kept.
+"""Run every engine with every seed, one run after another, and compare the runs.
 
-The picture of a comparison shows when each rank's stages compute in one update.
+Finished runs are kept, so that an interrupted comparison continues. The picture shows when the
+stages of each rank compute in one update.
 """
 
 import math
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RUNS, RECORD, PICTURE = "runs", "result.json", "timeline.png"
+CONTENTS = f"{RECORD}, {PICTURE} (of pipelines) and {RUNS}/"
 _BUBBLE = "#e9e4da"
 _KINDS = {
     "F": ("#2f6db3", "forward"),
@@ -37,34 +39,35 @@ _KINDS = {
 
 
 def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
-    """Settings for the same samples in batches of another size.
+    """Change the global batch of a run, but not the number of its samples.
 
-    The learning rate follows the root of the batch, as suits Adam and its kin. Raises ConfigError
-    for a batch that does not divide the samples of the run.
+    The learning rate grows with the square root of the batch, which suits Adam and optimizers like
+    it. Raises ConfigError for a batch that does not divide the samples of the run.
     """
     first = settings.global_batch
     updates = settings.updates
     if updates is not None:
         if updates * first % batch:
             problem = f"{batch} does not divide the {updates * first:,} samples of a run"
-            raise ConfigError("--batches", problem, "choose --updates so that all of them do")
+            raise ConfigError("--batches", problem, "choose --updates so that every batch does")
         updates = updates * first // batch
     rate = settings.learning_rate * math.sqrt(batch / first)
     return replace(settings, global_batch=batch, updates=updates, learning_rate=rate)
 
 
 def directory_of(out: Path, settings: SquadSettings) -> Path:
-    """The directory of a run inside the comparison's."""
+    """Return the directory of a run inside the directory of the comparison."""
     engine = str(settings.engine).replace(":", "_")
     return out / RUNS / f"{engine}-batch_{settings.global_batch}-seed_{settings.seed}"
 
 
 def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
-    """Run what has not ended; the records, and 0 or the status of the run that ended them.
+    """Run what is not finished.
 
-    Raises DataError if a record cannot be read, or is of a run with other settings or questions.
+    Returns the records, and 0 or the status of the failed run, after which no further run starts.
+    Raises DataError if a record cannot be read, or belongs to other settings or questions.
     """
-    for settings in runs:  # before the first of them runs for hours
+    for settings in runs:  # Check all records before the first run, which may take hours.
         if (directory_of(out, settings) / RESULT).exists():
             _read_as_asked(directory_of(out, settings), settings)
     found: list[Run] = []
@@ -72,12 +75,12 @@ def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
         directory = directory_of(out, settings)
         if not (directory / RESULT).exists():
             title = f"{settings.engine}, batch {settings.global_batch}, seed {settings.seed}"
-            say(f"{number} of {len(runs)}: {title}")
+            say(f"run {number} of {len(runs)}: {title}")
             words = ["squad", "train", "--record-only", "--run-dir", str(directory.absolute())]
             status = run_on_ranks(words + settings.as_words(), settings.engine.ranks)
             if status != 0:
-                what = "stopped" if status == STOPPED else f"ended with status {status}"
-                say(f"{title}: {what}; finished runs are kept, and the same command continues")
+                what = "stopped" if status == STOPPED else f"exited with status {status}"
+                say(f"{title}: {what}; run the same command again to continue after the last run")
                 return found, status
         found.append(_read_as_asked(directory, settings))
         check_same(found)
@@ -85,22 +88,23 @@ def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
 
 
 def _read_as_asked(directory: Path, settings: SquadSettings) -> Run:
-    """The record of a run. Raises DataError if it is of other settings or question sets."""
+    """Read the record of a run. Raises DataError if it has other settings or question sets."""
     run = read_run(directory)
     for key, now in settings.to_record().items():
         before = run["settings"].get(key)
         if before != now:
-            remedy = "give another --out, or the same options as before"
-            raise DataError(str(directory), f"{key} is {now!r} now, and was {before!r}", remedy)
+            problem = f"has {key} = {before!r}, but this comparison has {now!r}"
+            remedy = "use another --out, or the same options as before"
+            raise DataError(str(directory), problem, remedy)
     for key, path in (("train_sha256", settings.train), ("dev_sha256", settings.dev)):
-        if run["data"][key] != file_digest(path, "give a question set"):
-            problem = f"was made of other questions than {path} has now"
-            raise DataError(str(directory), problem, "give another --out, or the file of before")
+        if run["data"][key] != file_digest(path, "pass a question set"):
+            problem = f"was made from other questions than {path} has now"
+            raise DataError(str(directory), problem, "use another --out, or the file as it was")
     return run
 
 
 def write_comparison(out: Path, runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
-    """Write the record of the comparison and the picture; returns the record."""
+    """Write the record and the picture of a comparison, and return the record."""
     comparison = compare_runs(runs, initial_batch)
     write_file(out / RECORD, write_json(comparison))
     first_seed = min(run["seed"] for run in runs)
@@ -111,26 +115,26 @@ def write_comparison(out: Path, runs: Sequence[Run], initial_batch: int) -> dict
 
 
 def timeline_figure(runs: Sequence[Run]) -> "Figure | None":
-    """One update of each of these runs, a line per rank; None if none has a timeline."""
+    """Draw one update of each run, with one line per rank; None if no run has a timeline."""
     shown = [run for run in runs if run["timeline"]]
     if not shown:
         return None
     heights = [0.5 + 0.45 * run["ranks"] for run in shown]
     figure = new_figure(11, 1.2 + sum(heights))
-    from matplotlib.patches import Patch  # there, as new_figure found
+    from matplotlib.patches import Patch
 
     panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, run in zip(panels, shown, strict=True):
         _draw_timeline(axes, run)
     kinds = {span["kind"] for run in shown for span in run["timeline"]}
     handles = [Patch(color=_KINDS[kind][0], label=_KINDS[kind][1]) for kind in sorted(kinds)]
-    handles.append(Patch(facecolor=_BUBBLE, label="bubble: the rank waits"))
+    handles.append(Patch(facecolor=_BUBBLE, label="bubble (the rank waits)"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return figure
 
 
 def _draw_timeline(axes: "Axes", run: Run) -> None:
-    """Draw each rank's spans in ms from the first begin, over a bar of the whole update."""
+    """Draw each rank's spans in ms since the first one, over a bar for the whole update."""
     begin = min(span["begin_s"] for span in run["timeline"])
     whole = 1e3 * (max(span["end_s"] for span in run["timeline"]) - begin)
     for rank in range(run["ranks"]):
@@ -153,8 +157,8 @@ def _draw_timeline(axes: "Axes", run: Run) -> None:
     axes.set_yticks(range(run["ranks"]), names, fontsize=8)
     axes.set_xlabel("ms", fontsize=8)
     axes.tick_params(labelsize=8)
-    title = f"{run['engine']}: one update; bubble {run['bubble_measured']:.1f}% measured"
+    title = f"{run['engine']}: one update, measured bubble {run['bubble_measured']:.1f}%"
     if not is_comparable(run):
-        title += f"; {run['ranks']} ranks on {run['cores']} cores: not comparable"
+        title += f" (not comparable, {run['ranks']} ranks on {run['cores']} cores)"
     axes.set_title(title, fontsize=9, loc="left")
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,7 +1,8 @@
-"""Records of fine-tuning runs, their comparison as one JSON record, and the table made of it.
+"""Read the records of fine-tuning runs, compare them in one JSON record, and format it as a table.
 
-No torch. Intervals are Student's, 95 %, over seeds; ratios to the first engine are taken seed by
-seed, because runs of one seed have the same data, order and weights.
+This module does not import torch. Intervals are 95% intervals by Student's t over seeds. Ratios to
+the first engine are computed for each seed, because runs with the same seed have the same data,
+order and first weights.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from mlperf_bert.errors import ConfigError, DataError, one_line
 from mlperf_bert.files import check_version, read_json, reading
 
 RESULT = "squad_result.json"
-SCHEMA_VERSION = 3  # of runs and of comparisons
+SCHEMA_VERSION = 3  # for runs and for comparisons
 MARK = "†"
 UNITS = {
     "samples_per_s": "samples/s",
@@ -25,51 +26,57 @@ UNITS = {
     "exact_match": "exact match, %",
     "f1": "F1, %",
     "bubble_measured": "bubble, %",
-    "memory_mib": "memory, MiB a rank",
+    "memory_mib": "memory, MiB per rank",
 }
 _NOTHING = "-"
-_REMEDY = "give the directory of a run that has ended, as `squad train` of this version wrote it"
+_REMEDY = "pass the directory of a finished run of this version's `squad train`"
 _SAME = ("device", "processor", "cores", "samples", "init")
-# Settings that may differ: the batch, those that follow from it, and what is measured.
+# Settings that may differ are the batch, those that depend on it, and what is measured.
 _MAY_DIFFER = ("global_batch", "updates", "learning_rate", "noise_every")
-_ROUNDING = 1e-9  # share of a mean; less is zero up to rounding
+_ROUNDING = 1e-9  # a half width below this fraction of the mean is rounding error
 
 Run = dict[str, Any]  # the record of a run
-_Group = dict[int, Run]  # runs of one engine at one batch, by seed
+_Group = dict[int, Run]  # runs of one engine with one batch, by seed
 
 
 def read_run(directory: Path) -> Run:
-    """The record in a run's directory. Raises DataError if it is missing or of another version."""
+    """Read the record in a run's directory.
+
+    Raises DataError if it is missing or has another version.
+    """
     path = directory / RESULT
-    run = read_json(path, missing="is missing: the run has not ended", remedy=_REMEDY)
+    run = read_json(path, missing="is missing, because the run is not finished", remedy=_REMEDY)
     with reading(path, _REMEDY):
         check_version(run, SCHEMA_VERSION, key="schema_version")
     return run
 
 
 def is_comparable(run: Run) -> bool:
-    """True if its times mean anything: on a CPU no more ranks than cores."""
+    """Return whether its times mean anything, which on a CPU needs a core per rank."""
     return bool(run["device"] != "cpu" or run["ranks"] <= run["cores"])
 
 
 def compare_runs(runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
-    """The comparison of runs as plain values for JSON; engines in the order of their first runs.
+    """Compare runs, and return plain values for JSON. Engines are in the order of their first runs.
 
-    `initial_batch` is M0 of the statistical efficiency, in samples. A mean is an object of `mean`,
-    `half_width` (of its interval, null for one seed) and `count` (of seeds), null if unknown.
+    `initial_batch` is M0 of the statistical efficiency, in samples. A mean is an object with
+    `mean`, `half_width` (of its interval, null for one seed) and `count` (of seeds). It is null if
+    the value is unknown.
 
-    Raises ConfigError if there are no runs; DataError if they do not share data, model, weights,
-    machine, precision and samples, or an engine has a seed twice.
+    Raises:
+        ConfigError: there are no runs.
+        DataError: the runs differ in data, model, weights, machine, precision or samples, or an
+            engine has a seed twice.
     """
     if not runs:
-        raise ConfigError("--engines", "no run has ended", "let one end")
+        raise ConfigError("--engines", "no run is finished", "let at least one run finish")
     check_same(runs)
     groups: dict[tuple[str, int], _Group] = {}
     for run in runs:
         group = groups.setdefault((run["engine"], run["settings"]["global_batch"]), {})
         if run["seed"] in group:
             problem = f"has two runs with seed {run['seed']}"
-            raise DataError(run["engine"], problem, "compare runs of one comparison only")
+            raise DataError(run["engine"], problem, "compare only runs of one comparison")
         group[run["seed"]] = run
     first = next(iter(groups.values()))
     first_of_batch: dict[int, _Group] = {}
@@ -82,7 +89,7 @@ def compare_runs(runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
             for (_, batch), group in groups.items()
         ],
         "units": UNITS,
-        "interval": "half of a 95 % interval by Student's t over seeds",
+        "interval": "half of a 95% interval by Student's t over seeds",
         "initial_batch": initial_batch,
         "same_in_all_runs": _same(runs[0]),
     }
@@ -94,13 +101,13 @@ def check_same(runs: Sequence[Run]) -> None:
     for run in runs[1:]:
         for key, value in _same(run).items():
             if value != wanted.get(key):
-                problem = f"{key} is {value!r} with seed {run['seed']}"
-                problem += f", {wanted.get(key)!r} of {runs[0]['engine']}"
-                raise DataError(run["engine"], problem, "compare runs of one comparison only")
+                problem = f"{key} is {value!r} with seed {run['seed']}, but "
+                problem += f"{wanted.get(key)!r} for {runs[0]['engine']}"
+                raise DataError(run["engine"], problem, "compare only runs of one comparison")
 
 
 def _same(run: Run) -> dict[str, Any]:
-    """Facts that must not differ: all settings but the batch and those that follow from it."""
+    """Return what must not differ between runs, except the settings in _MAY_DIFFER."""
     found = {name: run[name] for name in _SAME}
     for part in ("model", "data", "settings"):
         found |= {f"{part}.{key}": run[part][key] for key in run[part] if key not in _MAY_DIFFER}
@@ -110,10 +117,10 @@ def _same(run: Run) -> dict[str, Any]:
 def _engine(
     group: _Group, first: _Group, first_of_batch: _Group, initial_batch: int
 ) -> dict[str, Any]:
-    """An engine at one global batch: means over seeds, and its rate over the first engine's.
+    """Return an engine's means over seeds at one global batch, and its rate relative to the first.
 
-    `loss_difference` is the largest absolute one in any update of any seed, to the first engine of
-    the same batch; None if there is nothing to compare with.
+    `loss_difference` is the largest absolute difference in any update of any seed to the first
+    engine with the same batch. It is None if there is nothing to compare with.
     """
     run = next(iter(group.values()))
     own = [_values(each, initial_batch) for each in group.values()]
@@ -138,10 +145,10 @@ def _engine(
 
 
 def _values(run: Run, initial_batch: int) -> dict[str, float | None]:
-    """The values of UNITS: those of the record, and those computed from them."""
+    """Return the values that UNITS names, from the record or computed from it."""
     batch, noise, worth = run["settings"]["global_batch"], run["noise_scale"], None
     if batch == initial_batch:
-        worth = 1.0  # whatever the noise, known or not
+        worth = 1.0  # by definition, even if the noise is unknown
     elif noise is not None:
         worth = efficiency(noise, initial_batch, batch)
     goodput = None if worth is None else run["samples_per_s"] * worth
@@ -149,6 +156,7 @@ def _values(run: Run, initial_batch: int) -> dict[str, float | None]:
 
 
 def _mean(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """Return the mean of the known values as an object for JSON; None if no value is known."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -157,10 +165,10 @@ def _mean(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def in_words(comparison: Mapping[str, Any]) -> str:
-    """The table and its notes. `comparison` is the record of `compare_runs`."""
+    """Format the record of `compare_runs` as a table with notes."""
     engines, titles = comparison["engines"], list(comparison["units"].values())
     first = engines[0]["engine"]
-    header = ["engine", titles[0], f"over {first}", *titles[1:], "any update's loss, at most"]
+    header = ["engine", titles[0], f"relative to {first}", *titles[1:], "max loss difference"]
     several = len({each["global_batch"] for each in engines}) > 1
     rows = []
     for each in engines:
@@ -174,7 +182,7 @@ def in_words(comparison: Mapping[str, Any]) -> str:
 
 
 def with_interval(value: Mapping[str, Any] | None) -> str:
-    """A mean such as `12.34 ± 0.41`; alone if it has no interval beyond rounding."""
+    """Format a mean such as `12.34 ± 0.41`, without the interval if that is only rounding."""
     if value is None:
         return _NOTHING
     mean, half = float(value["mean"]), value["half_width"]
@@ -183,35 +191,37 @@ def with_interval(value: Mapping[str, Any] | None) -> str:
 
 
 def _notes(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines below the table, which say what was compared and what the columns mean."""
     same, engines = comparison["same_in_all_runs"], comparison["engines"]
     seeds = sorted({seed for each in engines for seed in each["seeds"]})
     yield one_line(
-        f"{same['model.layers']} layers, hidden {same['model.hidden']}; "
-        f"{same['data.train_windows']:,} windows of {same['data.train_questions']:,} questions to "
-        f"train on, {same['data.dev_questions']:,} questions to evaluate; {same['samples']:,} "
-        f"samples, {same['settings.precision']}, seeds {', '.join(map(str, seeds))}; "
-        f"{same['device']}, {same['cores']} cores, {same['processor']}."
+        f"Model: {same['model.layers']} layers, hidden size {same['model.hidden']}. "
+        f"Training: {same['samples']:,} samples in {same['settings.precision']} from "
+        f"{same['data.train_windows']:,} windows of {same['data.train_questions']:,} questions, "
+        f"seeds {', '.join(map(str, seeds))}. "
+        f"Evaluation: {same['data.dev_questions']:,} questions. "
+        f"Machine: {same['device']}, {same['cores']} cores, {same['processor']}."
     )
     most = max(len(each["seeds"]) for each in engines)
     for each in engines:
         if len(each["seeds"]) < most:
-            yield f"{each['engine']}: {len(each['seeds'])} of {most} seeds."
+            yield f"{each['engine']} ran with {len(each['seeds'])} of {most} seeds."
     if most > 1:
-        yield "±: half of a 95 % interval over the seeds."
+        yield "± is half of the 95% interval over the seeds."
     else:
-        yield "One seed: no intervals."
+        yield "There are no intervals, because there is only one seed."
     if not all(each["comparable"] for each in engines):
         yield (
-            f"{MARK} More ranks than cores: its times and rates are not comparable, its losses and "
-            "scores are."
+            f"{MARK} has more ranks than cores, so its losses and scores are comparable, but its "
+            "times and rates are not."
         )
     initial = comparison["initial_batch"]
     yield (
-        f"Statistical efficiency: (phi + M0) / (phi + M) of a batch of M, M0 = {initial} samples, "
-        "phi the noise scale; goodput: samples/s times it."
+        f"Statistical efficiency is (phi + M0) / (phi + M) for a batch of M samples, where phi is "
+        f"the noise scale and M0 = {initial} samples. Goodput is samples/s times this efficiency."
     )
     if {each["global_batch"] for each in engines} == {initial}:
         yield (
-            "All engines make the same updates of M = M0 samples, so it is 1 for each, whatever "
-            "the noise: how the work is spread over ranks changes throughput alone."
+            "All engines make the same updates of M = M0 samples, so the efficiency of each is 1. "
+            "How the work is spread over ranks changes only the throughput."
         )

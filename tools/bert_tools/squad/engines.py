@@ -1,15 +1,16 @@
-"""Ways to compute an update on some ranks; all give the same gradients.
+"""Engines: ways to compute an update on one or more ranks. All compute the same gradients.
 
-`Replicated`: one rank alone, DistributedDataParallel and fully sharded data parallel, all layers
-everywhere; each rank computes its share of the microbatches, one after the other.
+`Replicated` is a single rank, DistributedDataParallel, or fully sharded data parallel. Every rank
+computes all layers for its share of the micro-batches, one micro-batch after another.
 
-`Pipelined`: each rank holds some layers, and microbatches stream through.
-torch.distributed.pipelining runs the schedule. torch wants rows of one shape between stages: only
-hidden states travel between ranks, in rows of the run's longest microbatch. Every rank knows which
-tokens a row holds, so a stage cuts the padding off on arrival and computes real tokens only.
+`Pipelined` divides the layers among the ranks, and every micro-batch passes through all ranks.
+torch.distributed.pipelining runs the schedule. Only hidden states are sent between ranks. torch
+needs them in rows of one shape, so each row is as long as the run's longest micro-batch. Every rank
+knows which tokens a row contains, so a stage removes the padding of a row that it receives and
+computes only real tokens.
 
-Shape letters: M microbatches of an update, T tokens of a microbatch, C capacity of a row in tokens,
-D hidden.
+Shape letters: M micro-batches of an update, T tokens of a micro-batch, C capacity of a row in
+tokens, D hidden size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,11 +54,11 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.sampler import Int64Array
 from mlperf_bert.seeds import derive_seed
 
-MakeBatch = Callable[[Int64Array], SpanBatch]  # lists of windows' numbers, on the engine's device
+MakeBatch = Callable[[Int64Array], SpanBatch]  # from numbers of windows, on the engine's device
 
 
 class RankMesh:
-    """This rank among the ranks of its engine; without a mesh, one rank alone."""
+    """This rank's position among the ranks of its engine. Without a mesh there is only one rank."""
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.mesh = mesh
@@ -66,29 +67,29 @@ class RankMesh:
         self.group = None if mesh is None else mesh.get_group()
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Sum over all ranks, in place; equal on all of them to the bit."""
+        """Sum over all ranks, in place. The result has the same bits on all ranks."""
         if self.group is not None:
             dist.all_reduce(numbers, group=self.group)
         return numbers
 
 
 def make_rank_mesh(engine: EngineName, device: torch.device) -> RankMesh:
-    """The mesh of all ranks of the process group."""
+    """Create the mesh of all ranks of the process group."""
     return RankMesh(
         DeviceMesh(device.type, torch.arange(engine.ranks)) if engine.ranks > 1 else None
     )
 
 
 class Replicated:
-    """`single`, `ddp` and `fsdp`.
+    """The engines `single`, `ddp` and `fsdp`.
 
-    ddp averages gradients once, in the backward of the last microbatch. fsdp holds a shard of each
-    layer (ZeRO stage 3, arXiv 1910.02054), gathers it when it is needed and averages gradients in
-    every backward, so that whole gradients never pile up.
+    ddp averages gradients once, in the backward pass of the last micro-batch. fsdp stores a shard
+    of each layer on each rank (ZeRO stage 3, arXiv 1910.02054) and gathers the layer when it is
+    needed. It averages gradients in every backward pass, so that whole gradients never accumulate.
 
-    Every engine has `mesh`, its ranks; `parts`, the pieces of the model that this rank holds; and
-    `copies`, the number of ranks that hold each of its elements. Every rank calls its methods with
-    the same arguments. Here the `model` is whole.
+    Every engine has the attributes `mesh` (its ranks), `parts` (the parts of the model on this
+    rank) and `copies` (the number of ranks that store each element of them). All ranks must call
+    its methods with the same arguments. In these engines, `model` is the whole model.
     """
 
     def __init__(self, kind: EngineKind, model: SpanModel, mesh: RankMesh) -> None:
@@ -101,17 +102,17 @@ class Replicated:
             self._ddp = DistributedDataParallel(model, process_group=mesh.group)
             self._called = self._ddp
         if kind == "fsdp" and mesh.mesh is not None:
-            # Each layer by itself, and the rest of the model together.
+            # Shard each layer separately, and then the rest of the model together.
             for module in (*model.layers, model):
                 fully_shard(module, mesh=mesh.mesh)
 
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
-        """Add the gradient of (sum of the windows' losses / divisor) to all `.grad`.
+        """Add the gradient of (sum of the windows' losses / divisor) to `.grad` of all parameters.
 
-        Afterwards `.grad` is the gradient over all ranks, each of which computes equally many of
-        the microbatches.
+        Afterwards `.grad` is the gradient over all ranks. Each rank computes the same number of
+        micro-batches.
 
         Returns:
             This rank's share of that loss, a float64 scalar on its device.
@@ -123,25 +124,25 @@ class Replicated:
             is_last = number == len(mine)
             with nullcontext() if self._ddp is None or is_last else self._ddp.no_sync():
                 loss = self._called(None, make(windows), "loss_sum")
-                # torch averages over ranks; times their number gives the sum.
+                # torch averages over ranks, so multiply by their number to get the sum.
                 (loss * (mesh.size / divisor)).backward()
             total += loss.detach().double() * (1 / divisor)
         return total
 
     def weights(self) -> Mapping[str, Tensor]:
-        """All tensors of the model by name, on every rank's host."""
-        found = {}
+        """Return all tensors of the model by name, on the host of every rank."""
+        weights = {}
         for name, parameter in self.parts[0].named_parameters():
             full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            found[name] = full.detach().cpu()
-        return found
+            weights[name] = full.detach().cpu()
+        return weights
 
 
 def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -> list[int]:
-    """Numbers of the stages that a rank of the pipeline holds, in the model's order.
+    """Return the numbers of the stages on a rank of the pipeline, in the order of the model.
 
-    A zero-bubble pipeline goes down the ranks and up again, so its last stage is on the first rank
-    (arXiv 2401.10241, section 6); the others begin again with the first rank.
+    A zero-bubble pipeline passes through the ranks and then back, so that its last stage is on the
+    first rank (arXiv 2401.10241, section 6). The others start again at the first rank.
     """
     if schedule == "zero_bubble":
         return [rank, num_stages - 1 - rank]
@@ -151,10 +152,11 @@ def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -
 def make_schedule(
     schedule: Schedule, stages: Sequence[PipelineStage], microbatches: int, *, is_half: bool = False
 ) -> Any:
-    """torch's schedule for so many microbatches, without scaling of gradients.
+    """Create torch's schedule for a number of micro-batches, without scaling of gradients.
 
-    The last stage returns the loss itself. Half of an update's microbatches may be too few for a
-    schedule: they take the plainest one, all micro-batches and then all backwards.
+    The last stage returns the loss itself. Half of an update's micro-batches may be too few for
+    the requested schedule. With `is_half`, the simplest schedule is used instead, which runs all
+    forward passes and then all backward passes.
     """
     kinds: dict[Schedule, Any] = {
         "gpipe": ScheduleGPipe,
@@ -162,14 +164,14 @@ def make_schedule(
         "interleaved": ScheduleLoopedBFS if is_half else ScheduleInterleaved1F1B,
         "zero_bubble": ScheduleZBVZeroBubble,
     }
-    held = stages[0] if schedule in ("gpipe", "1f1b") else list(stages)
+    own_stages = stages[0] if schedule in ("gpipe", "1f1b") else list(stages)
     return kinds[schedule](
-        held, microbatches, loss_fn=lambda output, _target: output.sum(), scale_grads=False
+        own_stages, microbatches, loss_fn=lambda output, _target: output.sum(), scale_grads=False
     )
 
 
 class StageModule(nn.Module):
-    """One part of the model, applied to the microbatch that its stage names."""
+    """One part of the model, applied to the micro-batch whose number its stage sets."""
 
     def __init__(self, part: SpanModel, capacity: int) -> None:
         super().__init__()
@@ -177,10 +179,13 @@ class StageModule(nn.Module):
         self._capacity = capacity
         self.batches: Sequence[SpanBatch] = ()
         self.loss_factor = 1.0
-        self.number = 0  # of the microbatch
+        self.number = 0  # the number of the current micro-batch
 
     def forward(self, row: Tensor) -> Tensor:
-        """Map token ids [1, C] or hidden states [1, C, D] to [1, C, D], or at the end loss [1]."""
+        """Map token ids [1, C] or hidden states [1, C, D] to [1, C, D], or in the last part to [1].
+
+        The output of the last part is the loss.
+        """
         batch = self.batches[self.number]
         mine = row[0, : batch.num_tokens]
         hidden: Tensor | None = mine
@@ -188,13 +193,13 @@ class StageModule(nn.Module):
             batch = replace(batch, tokens=replace(batch.tokens, input_ids=mine))
             hidden = None
         found: Tensor = self.part(hidden, batch, "loss_sum")
-        # No views: schedules with a backward for the weights alone detach outputs in place.
+        # Return no views, because zero-bubble schedules detach outputs in place.
         if self.part.part.has_head:
             return found[None] * self.loss_factor
         return F.pad(found[None], (0, 0, 0, self._capacity - batch.num_tokens))
 
     def example(self, *, of: str) -> Tensor:
-        """An empty tensor of the shape and dtype of its "input" or "output", on its device."""
+        """Return an empty tensor with the shape and dtype of the "input" or "output"."""
         config, part = self.part.config, self.part.part
         device, hidden = self.part.device, (1, self._capacity, config.hidden_size)
         if of == "input" and part.has_embeddings:
@@ -204,31 +209,31 @@ class StageModule(nn.Module):
 
 
 class TimedStage(PipelineStage):
-    """A stage that tells its module the microbatch, and a clock its times of computing."""
+    """A stage that sets its module's micro-batch, and records in a clock when it computes."""
 
     def __init__(self, clock: StageClock, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._clock = clock
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Forward of one chunk, as in torch, with its span recorded."""
+        """Run the forward pass of one chunk as torch does, and record its span."""
         self.submod.number = fwd_chunk_id  # type: ignore[assignment]
         with self._clock.span(self.stage_index, "F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Backward of one chunk, as in torch, with its span recorded."""
+        """Run the backward pass of one chunk as torch does, and record its span."""
         with self._clock.span(self.stage_index, "B", bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Backward for the weights of one chunk, as in torch, with its span recorded."""
+        """Run the backward pass for the weights of one chunk as torch does, and record its span."""
         with self._clock.span(self.stage_index, "W", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 class Pipelined:
-    """`pipeline`. `make` returns a part of the `model` with its weights."""
+    """The engine `pipeline`. `make` returns a part of the model with its weights."""
 
     copies = 1
 
@@ -260,13 +265,13 @@ class Pipelined:
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
-        """Accumulate gradients; see `Replicated.accumulate`. Each rank computes its stages."""
+        """Accumulate gradients as `Replicated.accumulate` does. Each rank computes its stages."""
         batches = [make(numbers) for numbers in microbatches]
         for module in self._modules:
             module.batches, module.loss_factor = batches, 1 / divisor
         losses: list[Tensor] = []
         rows = (self._rows(batches),) if 0 in self._numbers else ()
-        # The last stage computes the loss; torch wants a target to compare with.
+        # The last stage computes the loss itself, but torch requires a target.
         target = torch.zeros(len(batches), device=self.parts[0].device)
         self._run_of(len(batches)).step(*rows, target=target, losses=losses, return_outputs=False)
         total = torch.zeros((), dtype=torch.float64, device=self.parts[0].device)
@@ -275,12 +280,12 @@ class Pipelined:
         return total
 
     def _run_of(self, microbatches: int) -> Any:
-        """The stages for a number of microbatches: torch keeps its buffers in them."""
+        """Return the schedule for a number of micro-batches. torch keeps buffers in its stages."""
         if microbatches not in self._schedules:
             stages = [
                 TimedStage(
                     *(self._clock, module, number, self._num_stages, module.part.device),
-                    input_args=(module.example(of="input"),),  # torch need not try the module out
+                    input_args=(module.example(of="input"),),  # otherwise torch calls the module
                     output_args=(module.example(of="output"),),
                     group=self.mesh.group,
                 )
@@ -292,7 +297,7 @@ class Pipelined:
         return self._schedules[microbatches]
 
     def _rows(self, batches: Sequence[SpanBatch]) -> Tensor:
-        """Token ids [M, C] for the first stage, padded with zeros."""
+        """Return the token ids for the first stage, padded with zeros; int64 [M, C]."""
         device = self.parts[0].device
         rows = torch.zeros((len(batches), self._capacity), dtype=torch.int64, device=device)
         for row, batch in zip(rows, batches, strict=True):
@@ -300,7 +305,7 @@ class Pipelined:
         return rows
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Weights as in `Replicated.weights`, sent to the whole pipeline one after the other."""
+        """Return all weights as `Replicated.weights` does. Each one is broadcast by its owner."""
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
         found, part, mesh = {}, self.parts[0], self.mesh
         ranks = [mesh.rank if name in mine else 0 for name in self._shapes]
@@ -325,9 +330,10 @@ def make_engine(
     device: torch.device,
     clock: StageClock,
 ) -> Engine:
-    """The engine that `settings` name with this rank's part of the model, ready to train.
+    """Create the engine of these settings, with this rank's part of the model, ready to train.
 
-    Raises ConfigError for more stages than layers. Only a pipeline's stages use `clock`.
+    Only the stages of a pipeline use `clock`. Raises ConfigError if there are more stages than
+    layers.
     """
     seed = derive_seed(settings.seed, "squad dropout")
 
@@ -341,15 +347,15 @@ def make_engine(
 
 @torch.no_grad()
 def score_windows(model: SpanModel, windows: Windows, mesh: RankMesh) -> Scores:
-    """Scores of all tokens by a whole model, float32 [T, 2], on every rank; all ranks call it.
+    """Compute the scores of all tokens with a whole model; float32 [T, 2] on every rank.
 
-    The ranks share the windows.
+    Collective: all ranks must call it, and each computes a share of the windows.
     """
     reader = WindowReader(windows)
-    found = np.zeros((len(windows.input_ids), 2), dtype=np.float32)
+    result = np.zeros((len(windows.input_ids), 2), dtype=np.float32)
     model.eval()
     for numbers in evaluation_batches(windows.lengths)[mesh.rank :: mesh.size]:
         scores = model(None, reader.batch(numbers).to(model.device), "scores")
-        found[reader.places(numbers)] = scores.float().cpu().numpy()
-    # Zero on all ranks but one, so the sum is exact.
-    return mesh.sum(torch.from_numpy(found).to(model.device)).cpu().numpy()
+        result[reader.positions(numbers)] = scores.float().cpu().numpy()
+    # Each score is zero on all ranks except one, so the sum is exact.
+    return mesh.sum(torch.from_numpy(result).to(model.device)).cpu().numpy()

@@ -1,7 +1,7 @@
-"""One fine-tuning run: read, train, evaluate, save; its record is the last thing written.
+"""One fine-tuning run: read, train, evaluate and save. The record of the run is written last.
 
 Every rank of the engine calls `fine_tune` with the same settings and reads all files, so that it
-can build any microbatch.
+can build any micro-batch.
 """
 
 import math
@@ -48,8 +48,8 @@ from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.replay import finish_queued_work
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, parse_vocabulary
 
-WEIGHTS, PREDICTIONS = "model", "predictions.json"  # in a run's directory
-_QUICK_PIECES = 1024  # words of the vocabulary made from the questions if none is given
+WEIGHTS, PREDICTIONS = "model", "predictions.json"  # names in the run's directory
+_QUICK_PIECES = 1024  # size of the vocabulary that is made from the questions if none is given
 _MIB = 2**20
 
 
@@ -62,20 +62,28 @@ def fine_tune(
     record_only: bool = False,
     whereabouts: Whereabouts | None = None,
 ) -> dict[str, Any] | None:
-    """Train and evaluate; rank 0 writes `squad_result.json`, weights and answers.
+    """Train and evaluate. Rank 0 writes `squad_result.json`, weights and answers.
 
-    With `record_only` it writes the record alone. `whereabouts` is told of every update.
+    Args:
+        settings: the settings of the run, the same on all ranks.
+        run_dir: the directory to write into.
+        info: this rank.
+        device: this rank's device.
+        record_only: write only the record.
+        whereabouts: records which update is running.
 
-    Returns the record, on every rank; None if a signal ended the run, which then wrote nothing.
+    Returns:
+        The record, on every rank; None if a signal stopped the run, which then wrote nothing.
 
-    Raises ConfigError, DataError or CheckpointError on every rank if settings, files or weights
-    cannot work, `run_dir` has a record or a model of another run, or the training diverged.
+    Raises:
+        ConfigError, DataError, CheckpointError: on every rank, if settings, files or weights cannot
+            work, if `run_dir` contains another run, or if the training diverged.
     """
     begun = perf_counter()
     if info.world_size != settings.engine.ranks:
-        problem = f"{settings.engine} is of {settings.engine.ranks} ranks"
-        problem += f", the launcher started {info.world_size}"
-        raise ConfigError("--engine", problem, "start as many")
+        problem = f"{settings.engine} needs {settings.engine.ranks} ranks"
+        problem += f", but the launcher started {info.world_size}"
+        raise ConfigError("--engine", problem, f"start {settings.engine.ranks} ranks")
     on_rank_zero(info, lambda: _check_free(run_dir))
     train, dev, vocabulary, start = on_every_rank(info, lambda: _read(settings))
     lengths = {"max_length": settings.max_length, "stride": settings.stride}
@@ -94,7 +102,7 @@ def fine_tune(
     log = _train(settings, loop, info, device, whereabouts or Whereabouts())
     if log.stopped_by is not None:
         if info.rank == 0:
-            say(f"{log.stopped_by}: ends after update {len(log.losses)}, nothing is written")
+            say(f"{log.stopped_by}: stopping after update {len(log.losses)}; nothing was written")
         return None
     trained = perf_counter()
     spans = [[asdict(span) for span in update] for update in log.clocked]
@@ -110,7 +118,7 @@ def fine_tune(
         "seed": settings.seed,
         "device": device.type,
         "processor": gpu or cpu_model(),
-        # CPUs of all ranks together: each may be bound to some of them.
+        # The CPUs of all ranks together, because each rank may be bound to some of them.
         "cores": len({cpu for _, cpus, _ in of_ranks for cpu in cpus}),
         "settings": settings.to_record(),
         "model": {
@@ -155,18 +163,18 @@ def fine_tune(
 
 
 def _check_free(run_dir: Path) -> None:
-    """Make the directory of a run; raise ConfigError if another has left a record or a model."""
+    """Create the directory of a run. Raises ConfigError if it contains another run."""
     make_directory(run_dir)
     for path in (run_dir / RESULT, run_dir / WEIGHTS):
         if path.exists():
-            raise ConfigError(str(path), "is there already", "give a new --run-dir")
+            raise ConfigError(str(path), "exists already", "use a new --run-dir")
 
 
 def _read(settings: SquadSettings) -> tuple[Questions, Questions, Vocabulary, Start]:
-    """Questions to train on and to evaluate, vocabulary and first weights.
+    """Read the questions to train on and to evaluate, the vocabulary and the first weights.
 
-    Without a vocabulary and a checkpoint, word pieces are made of the questions to train on; every
-    rank makes the same. Raises ConfigError, DataError or CheckpointError.
+    Without a vocabulary and a checkpoint, a vocabulary is made from the questions to train on. It
+    is the same on every rank. Raises ConfigError, DataError or CheckpointError.
     """
     train, dev = read_questions(settings.train), read_questions(settings.dev)
     seed = derive_seed(settings.seed, "squad weights")
@@ -184,7 +192,7 @@ def _read(settings: SquadSettings) -> tuple[Questions, Questions, Vocabulary, St
         start = Start(model, draw_weights(model, seed), "random")
     most = start.model.max_position_embeddings
     if settings.max_length > most:
-        problem = f"is {settings.max_length}, the model reads {most} tokens at most"
+        problem = f"is {settings.max_length}, but the model reads at most {most} tokens"
         raise ConfigError("--max-length", problem, "lower it")
     return train, dev, vocabulary, start
 
@@ -196,6 +204,7 @@ def _train(
     device: torch.device,
     whereabouts: Whereabouts,
 ) -> TrainingLog:
+    """Train with progress lines, until the end of the plan or a signal."""
     total, began = loop.num_updates, perf_counter()
     line = ProgressLines(speaks=info.rank == 0)
 
@@ -213,7 +222,7 @@ def _train(
     with StopRequest(info.world_size, device) as request, line:
         log = loop.run(shown, request.agreed)
         finish_queued_work(device)
-    whereabouts.at("end")  # evaluation and saving have no time limit
+    whereabouts.at("end")  # because evaluation and saving have no time limit
     return log
 
 
@@ -226,12 +235,15 @@ def _evaluate(
     mesh: RankMesh,
     device: torch.device,
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Answers to the dev questions, and the record's keys on them; all ranks call it."""
+    """Answer the dev questions, and return the answers and the record's values about them.
+
+    Collective: all ranks must call it. Raises ConfigError if the training diverged.
+    """
     model = make_part(start.model, whole(start.model), weights, device, settings.precision)
     scores = score_windows(model, windows, mesh)
     loss = mean_loss(scores, windows)
     if not math.isfinite(loss):
-        problem = f"is {settings.learning_rate:g}, and the training diverged: the loss of "
+        problem = f"is {settings.learning_rate:g}, but the training diverged, because the loss of "
         problem += "the validation questions is not finite"
         raise ConfigError("--learning-rate", problem, "lower it")
     predictions = texts(dev, find_answers(dev, windows, scores))
@@ -240,9 +252,9 @@ def _evaluate(
 
 
 def _bubble(settings: SquadSettings, of_ranks: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Median bubble over updates with a clock, and the last of them span by span in time order.
+    """Return the median bubble of the timed updates, and the spans of the last one by time.
 
-    The bubble is in percent, and None without such an update.
+    The bubble is in percent. Without a timed update it is None, and there are no spans.
     """
     updates = [
         [Span(**span) for rank in of_ranks for span in rank[number]]

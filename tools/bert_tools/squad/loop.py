@@ -1,9 +1,9 @@
-"""The fine-tuning loop: the same for every engine.
+"""The fine-tuning loop, which is the same for every engine.
 
-An update runs its microbatches through the engine, limits the gradients' norm and applies AdamW.
-Some updates are computed in two halves to measure the gradient's noise, some of a pipeline's with a
-clock; those, and the first, are left out of the rate of training. Norms are taken over the elements
-that this rank holds, and summed over the ranks.
+An update passes its micro-batches through the engine, clips the gradients and applies AdamW. Some
+updates are computed in two halves to measure the noise of the gradient, and some updates of a
+pipeline are timed stage by stage. These updates and the first one do not count for the rate of
+training. Norms are computed over the elements on this rank and summed over the ranks.
 """
 
 import math
@@ -28,23 +28,23 @@ BETAS = (0.9, 0.999)
 EPSILON = 1e-6
 WEIGHT_DECAY = 0.01
 MAX_GRAD_NORM = 1.0
-WARM_UP = 0.1  # share of the updates in which the learning rate rises, as in BERT's program
-CLOCKED_UPDATES = 3  # clocked updates of a pipeline, at most
+WARM_UP = 0.1  # fraction of updates in which the learning rate rises, as in BERT's program
+CLOCKED_UPDATES = 3  # maximum number of timed updates of a pipeline
 
 
 @dataclass(slots=True)
 class TrainingLog:
-    """Log of the training; losses and norms have an entry for each update."""
+    """What was measured during training. Losses and norms have one entry per update."""
 
-    losses: list[float] = field(default_factory=list)  # means, in nats
+    losses: list[float] = field(default_factory=list)  # means over samples, in nats
     grad_norms: list[float] = field(default_factory=list)
-    plain_seconds: list[float] = field(default_factory=list)  # of the updates that count
+    plain_seconds: list[float] = field(default_factory=list)  # only updates that count
     noise: list[dict[str, float]] = field(default_factory=list)
-    clocked: list[list[Span]] = field(default_factory=list)  # this rank's, by update
-    stopped_by: str | None = None  # the signal that ended it
+    clocked: list[list[Span]] = field(default_factory=list)  # spans of this rank, by update
+    stopped_by: str | None = None  # the signal that stopped the training
 
     def samples_per_s(self, global_batch: int) -> float | None:
-        """Windows per second over the updates that count; None if none does."""
+        """Return the windows per second over the updates that count; None if none counts."""
         seconds = self.plain_seconds
         return global_batch * len(seconds) / sum(seconds) if seconds else None
 
@@ -52,12 +52,12 @@ class TrainingLog:
 class Loop:
     """Trains an engine's model by a plan.
 
-    AdamW has linear warm-up and decay, and gradient clipping by the global norm (arXiv 1711.05101;
-    torch's own, which computes many tensors at a time). Biases and LayerNorm parameters take no
-    decay.
+    The optimizer is torch's AdamW (arXiv 1711.05101) with linear warm-up and decay of the learning
+    rate, and with gradient clipping by the global norm. Biases and LayerNorm parameters have no
+    weight decay.
 
-    `engine` has the first weights; `make` makes microbatches of the plan; only a pipeline's stages
-    use `clock`.
+    `engine` has the first weights, and `make` builds micro-batches of the plan. Only the stages of
+    a pipeline use `clock`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Loop:
             foreach=True,
         )
         self._warm_up = round(WARM_UP * self.num_updates)
-        # One more than there are, so that the last update's rate is not zero.
+        # One more step than there are updates, so that the rate of the last update is not zero.
         self._schedule = ScheduleSection(
             decay_steps=self.num_updates + 1, warmup_steps=self._warm_up
         )
@@ -103,8 +103,8 @@ class Loop:
     ) -> TrainingLog:
         """Make all updates of the plan.
 
-        `shown` is told of each; `stopped` is asked after each, on every rank, for the signal that
-        ends them all.
+        After each update, `shown` is called with its number and its loss. Then `stopped` is called
+        on every rank. If it returns the name of a signal, the training stops.
         """
         clocked = self._clocked_updates()
         for update in range(1, self.num_updates + 1):
@@ -129,18 +129,17 @@ class Loop:
         return self.log
 
     def _finish(self, update: int, share_of_loss: Tensor) -> float:
-        """Clip and apply update `update` (from 1); returns its loss.
+        """Clip the gradients, apply update number `update` (from 1) and return its loss.
 
-        `share_of_loss` is this rank's, from `Replicated.accumulate`. One small all-reduce gives all
-        ranks loss and norm, so that they all do the same.
+        `share_of_loss` is this rank's share, from `Replicated.accumulate`. One small all-reduce
+        gives all ranks the same loss and norm, so that they all do the same. Raises ConfigError on
+        all ranks if the training diverged.
         """
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
-        loss, square = self._mesh.sum(numbers).tolist()  # the host waits for the device, once
+        loss, square = self._mesh.sum(numbers).tolist()  # the only wait for the device
         if not math.isfinite(square):
-            problem = (
-                f"is {self._settings.learning_rate:g}, and the training diverged: the gradient "
-            )
-            problem += f"of update {update} is not finite"
+            problem = f"is {self._settings.learning_rate:g}, but the training diverged, because "
+            problem += f"the gradient of update {update} is not finite"
             error = ConfigError("--learning-rate", problem, "lower it")
             error.is_of_all_ranks = True
             raise error
@@ -156,12 +155,15 @@ class Loop:
         return float(loss)
 
     def _measures_noise(self, update: int) -> bool:
-        """True if the update measures noise; in the warm-up it falls too fast."""
+        """Return whether the update measures noise, which changes too fast during the warm-up."""
         every = self._settings.noise_every
         return every > 0 and update > max(1, self._warm_up) and update % every == 0
 
     def _clocked_updates(self) -> frozenset[int]:
-        """A pipeline's updates with a clock: the last that measure nothing else, one of ten."""
+        """Return the updates of a pipeline to time: the last ones that measure nothing else.
+
+        At most one update in ten is timed.
+        """
         if self._settings.engine.kind != "pipeline":
             return frozenset()
         number = self.num_updates
@@ -169,11 +171,12 @@ class Loop:
         return frozenset(plain[len(plain) - min(CLOCKED_UPDATES, max(1, number // 10)) :])
 
     def _accumulate(self, update: int, first: int, end: int) -> Tensor:
+        """Accumulate gradients of the micro-batches `first` to `end` (exclusive) of an update."""
         rows = list(self._plan.windows[update - 1, first:end])
         return self._engine.accumulate(rows, self._make, float(self._settings.global_batch))
 
     def _meet(self) -> float:
-        """Wait for all ranks; returns rank 0's clock then, or just before."""
+        """Wait for all ranks, and return the time on rank 0's clock just before they met."""
         device = self._engine.parts[0].device
         self._mesh.sum(torch.zeros(1, device=device)).item()
         seconds = perf_counter() if self._mesh.rank == 0 else 0.0
@@ -181,7 +184,7 @@ class Loop:
         return float(self._mesh.sum(now).item())
 
     def _in_halves(self, update: int) -> Tensor:
-        """Compute an update in halves; also squared norms of their mean gradients and its own."""
+        """Compute an update in two halves, and log the noise by the norms of their gradients."""
         count = self._settings.microbatches
         share = self._accumulate(update, 0, count // 2)
         first = self._square(2.0)
@@ -195,18 +198,21 @@ class Loop:
         return share
 
     def _square(self, factor: float, less: Sequence[Tensor] | None = None) -> float:
-        """The whole model's squared norm of factor * (gradients of this update - those before)."""
+        """Return the whole model's squared norm of factor * (current gradients - `less`)."""
         gradients = self._gradients()
         if less is not None:
             gradients = [each - other for each, other in zip(gradients, less, strict=True)]
         return float(self._mesh.sum(self._own_square(gradients)).item() * factor**2)
 
     def _gradients(self) -> list[Tensor]:
-        """Gradients of this rank's elements, in the order of the parameters."""
+        """Return the gradients of the elements on this rank, in the order of the parameters."""
         gradients = [each.grad for each in self._parameters if each.grad is not None]
         return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
 
     def _own_square(self, tensors: Sequence[Tensor]) -> Tensor:
-        """This rank's share of a squared norm, float64; other ranks hold copies of its elements."""
+        """Return this rank's share of a squared norm, float64.
+
+        It is divided by the number of ranks that store copies of the same elements.
+        """
         norms = torch.stack(torch._foreach_norm(list(tensors))).double()
         return norms.square().sum() / self._engine.copies

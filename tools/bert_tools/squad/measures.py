@@ -1,14 +1,14 @@
-"""What runs of engines are measured by: pipelines' bubbles, and the gradient's noise. No torch.
+"""Measure engines by the bubbles of pipelines and the noise of the gradient, without torch.
 
-A bubble is the time of an update in which a rank computes nothing, as a share of all ranks' time
-(GPipe, arXiv 1811.06965, section 2.3).
+A bubble is the time of an update in which a rank computes nothing, as a fraction of the time of all
+ranks (GPipe, arXiv 1811.06965, section 2.3).
 
-With G the gradient of the loss and Sigma the covariance of one sample's gradient, the gradient of a
-batch of B samples has E|g_B|^2 = |G|^2 + tr(Sigma) / B. The noise scale phi = tr(Sigma) / |G|^2, in
-samples, is the batch at which noise and signal are equally strong.
+Let G be the gradient of the loss and Sigma the covariance of one sample's gradient. Then the
+gradient of a batch of B samples has E|g_B|^2 = |G|^2 + tr(Sigma) / B. The noise scale
+phi = tr(Sigma) / |G|^2, in samples, is the batch size at which noise and signal are equally strong.
 
 Sources: McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162),
-appendix A, for both estimates; Qiao et al., "Pollux" (arXiv 2008.12260), for efficiency and
+appendix A, for both estimates, and Qiao et al., "Pollux" (arXiv 2008.12260), for efficiency and
 goodput.
 """
 
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-# Forward, backward whole or for the inputs alone, backward for the weights alone.
+# Forward pass (F), backward pass for all or only for the inputs (B), or for the weights (W).
 Kind = Literal["F", "B", "W"]
 
-SAME_CLOCK_S = 1.0  # clocks of two machines count from their own start
+SAME_CLOCK_S = 1.0  # clocks that differ by more belong to different machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A rank's work on one microbatch; begin and end in seconds of the update."""
+    """A rank's work on one micro-batch, with its begin and end in seconds since the update's."""
 
     rank: int
     stage: int
@@ -38,10 +38,10 @@ class Span:
 
 
 class StageClock:
-    """Records when a rank's stages compute, between `start` and `stop`.
+    """Records when the stages of a rank compute, between `start` and `stop`.
 
-    `synchronize` is called at both ends of each span, to wait until the device has done its work;
-    it slows a GPU down, so only some updates are measured.
+    `synchronize` is called at both ends of each span and waits until the device has finished its
+    work. This slows a GPU down, so only some updates are measured.
     """
 
     def __init__(self, rank: int, synchronize: Callable[[], object] = lambda: None) -> None:
@@ -52,10 +52,10 @@ class StageClock:
         self._spans: list[Span] = []
 
     def start(self, of_first_rank: float | None = None) -> None:
-        """Begin an update: its second 0 is now, or the given `perf_counter` time of rank 0.
+        """Start an update. Its second 0 is now, or the given `perf_counter` time of rank 0.
 
-        That time is when all ranks had met. Processes of one machine share a clock, so it is second
-        0 for all of them; they leave a collective at different times.
+        All ranks had met at that time. Processes on one machine share a clock, so that it is a
+        common second 0, while they leave a collective at different times.
         """
         self._is_running = True
         self._began = perf_counter()
@@ -70,7 +70,7 @@ class StageClock:
 
     @contextmanager
     def span(self, stage: int, kind: Kind, microbatch: int) -> Iterator[None]:
-        """Record the work done within."""
+        """Record the work inside the `with` block as a span."""
         if not self._is_running:
             yield
             return
@@ -84,7 +84,7 @@ class StageClock:
 
 
 def measured_bubble(spans: Sequence[Span]) -> float:
-    """1 - time computing / (ranks * time from the first begin to the last end)."""
+    """Return 1 - computing time / (ranks * time from the first begin to the last end)."""
     ranks = {span.rank for span in spans}
     whole = max(span.end_s for span in spans) - min(span.begin_s for span in spans)
     busy = sum(span.end_s - span.begin_s for span in spans)
@@ -94,11 +94,13 @@ def measured_bubble(spans: Sequence[Span]) -> float:
 def gradient_square(
     small_square: float, small_batch: float, big_square: float, big_batch: float
 ) -> float:
-    """An unbiased estimate of |G|^2, which noise can make negative.
+    """Return an unbiased estimate of |G|^2, which noise can make negative.
 
     Args:
         small_square: |g|^2 of a gradient of `small_batch` samples, or the mean of several.
-        big_square: |g|^2 of a gradient of `big_batch` samples, more than `small_batch`.
+        small_batch: number of samples, below `big_batch`.
+        big_square: |g|^2 of a gradient of `big_batch` samples.
+        big_batch: number of samples.
     """
     return (big_batch * big_square - small_batch * small_square) / (big_batch - small_batch)
 
@@ -106,16 +108,16 @@ def gradient_square(
 def covariance_trace(
     small_square: float, small_batch: float, big_square: float, big_batch: float
 ) -> float:
-    """An unbiased estimate of tr(Sigma), of one sample; arguments as in `gradient_square`."""
+    """Return an unbiased estimate of tr(Sigma); the arguments are those of `gradient_square`."""
     return (small_square - big_square) / (1 / small_batch - 1 / big_batch)
 
 
 def noise_scale(noise: Sequence[Mapping[str, float]], decay: float = 0.95) -> float | None:
-    """phi in samples, not below 0, from `gradient_square` and `trace` of some updates in order.
+    """Return phi in samples, at least 0, from `gradient_square` and `trace` of updates in order.
 
-    Both are averaged separately, because the ratio of single noisy ones is biased; an estimate
-    counts `decay` times as much as the next one. None without an estimate, and while the mean of
-    |G|^2 is not above 0, as when noise hides it.
+    Both are averaged separately, because the ratio of two noisy estimates is biased. An estimate
+    counts `decay` times as much as the next one. Returns None without an estimate, or if the mean
+    of |G|^2 is not above 0, which happens if noise hides the gradient.
     """
     weights = [decay**number for number in reversed(range(len(noise)))]
     square, trace = (
@@ -129,8 +131,9 @@ def noise_scale(noise: Sequence[Mapping[str, float]], decay: float = 0.95) -> fl
 
 
 def efficiency(noise_scale: float, initial_batch: float, batch: float) -> float:
-    """(phi + M0) / (phi + M): progress of a sample in a batch of M, relative to one of M0.
+    """Return (phi + M0) / (phi + M), the progress per sample with batch M relative to batch M0.
 
-    It is 1 at M = M0 whatever the noise. All in samples; `initial_batch` and `batch` are above 0.
+    It is 1 if M = M0, for any noise. All arguments are in samples, and `initial_batch` and `batch`
+    are above 0.
     """
     return (noise_scale + initial_batch) / (noise_scale + batch)

@@ -1,10 +1,11 @@
 """BERT that scores every token as the first and last of an answer, whole or in parts.
 
-Its first weights are drawn or read from a checkpoint, and its last are written for `transformers`.
-A part is some consecutive layers; the first part also has the embeddings, the last the scores. A
-pipeline is a row of parts, and a single part is the whole model.
+Its first weights are random or read from a checkpoint. After training they are written for
+`transformers`. A part is a range of consecutive layers. The first part also contains the
+embeddings, and the last part the layer that computes scores. A pipeline is a sequence of parts, and
+the whole model is a single part.
 
-Shape letters: T tokens, D hidden.
+Shape letters: T tokens, D hidden size.
 """
 
 from collections.abc import Mapping
@@ -51,13 +52,13 @@ from mlperf_bert.model.layers import (
 from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
 Result = Literal["scores", "loss_sum"]
-_SPARE_BYTES = 16 * 2**20  # limit on tokenizer files
-_HEAD = "qa_outputs."  # weights for pre-training have all else
+_SPARE_BYTES = 16 * 2**20  # upper bound for tokenizer files
+_HEAD = "qa_outputs."  # the only weights that a pre-trained checkpoint does not have
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Layers `first` up to but not with `end`, of `num_layers`."""
+    """The layers from `first` up to `end` (exclusive) of a model with `num_layers`."""
 
     first: int
     end: int
@@ -65,22 +66,22 @@ class Part:
 
     @property
     def has_embeddings(self) -> bool:
-        """True if it takes tokens, not hidden states."""
+        """Whether its inputs are tokens instead of hidden states."""
         return self.first == 0
 
     @property
     def has_head(self) -> bool:
-        """True if it gives scores, not hidden states."""
+        """Whether its outputs are scores instead of hidden states."""
         return self.end == self.num_layers
 
 
 def whole(config: ModelSection) -> Part:
-    """The part that is a whole model."""
+    """Return the part that is the whole model."""
     return Part(0, config.num_layers, config.num_layers)
 
 
 class BertPart(nn.Module):
-    """Layers of BERT, the first part's with the embeddings."""
+    """Consecutive layers of BERT. The first part also has the embeddings."""
 
     def __init__(
         self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
@@ -98,7 +99,7 @@ class BertPart(nn.Module):
     def forward(
         self, hidden: Tensor | None, tokens: UnpaddedBatch, keys: DropoutKeys | None
     ) -> Tensor:
-        """Hidden states [T, D], or None at the start -> hidden states [T, D]."""
+        """Map hidden states [T, D], which are None for the first part, to hidden states [T, D]."""
         layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
         found: Tensor = self.embeddings(tokens, keys) if hidden is None else hidden
         for layer in self.get_submodule("encoder.layer").children():
@@ -109,13 +110,14 @@ class BertPart(nn.Module):
 class SpanModel(nn.Module):
     """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights.
 
-    state_dict() keys are those of the part's tensors in `transformers`' BertForQuestionAnswering.
-    Dropout is keyed by (seed, update, window, position), as in pre-training, so that on a CPU the
-    result does not depend on the ranks' shares.
+    The keys of state_dict() are those of the part's tensors in `transformers`'
+    BertForQuestionAnswering. As in pre-training, dropout depends on (seed, update, window,
+    position), so that on a CPU the result does not depend on how ranks share the work.
 
-    It will live on `device`; the weights are on "meta" until `make_part` fills them. The config's
-    precision is ignored: "bf16" computes products under autocast, "fp64" in float64. Raises
-    ConfigError for attention or kernels that cannot run on the device.
+    The weights are on the "meta" device until `make_part` fills them in on `device`. The config's
+    precision is ignored. Instead, `precision` "bf16" computes matrix products under autocast, and
+    "fp64" computes everything in float64. Raises ConfigError for attention or kernels that cannot
+    run on the device.
     """
 
     def __init__(
@@ -138,19 +140,19 @@ class SpanModel(nn.Module):
         if part.has_head:
             self.qa_outputs = nn.Linear(config.hidden_size, 2, device=META)
         self.dropout_seed = dropout_seed
-        # Belongs to the present update; no part of the model's state.
+        # The number of the current update, which is not part of the model's state.
         self.update = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The part's layers, the first first."""
+        """The layers of the part, in order."""
         return list(self.bert.get_submodule("encoder.layer").children())
 
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
-        """Scores [T, 2], or their loss as `span_loss_sum`, or hidden states [T, D] for a next part.
+        """Compute the hidden states [T, D] of this part, or in the last part the `result`.
 
-        `hidden`, [T, D], is the output of the previous part; None for the first. `result` chooses
-        the output of the last part.
+        `hidden` [T, D] is the output of the previous part; None for the first part. `result` is
+        either the scores [T, 2] or their loss, a scalar as `span_loss_sum` returns it.
         """
         keys = self._dropout_keys(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
@@ -161,6 +163,7 @@ class SpanModel(nn.Module):
         return scores if result == "scores" else span_loss_sum(scores, batch)
 
     def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:
+        """Return what dropout depends on; None in evaluation mode."""
         if not self.training:
             return None
         window = batch.per_token(batch.tokens.sample_ids)
@@ -168,15 +171,15 @@ class SpanModel(nn.Module):
 
 
 def parameter_shapes(config: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the whole model's parameters, in order."""
+    """Return the names and shapes of the whole model's parameters, in order."""
     model = SpanModel(config, whole(config), META, "fp32")
     return {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 
 def draw_weights(config: ModelSection, seed: int) -> dict[str, Tensor]:
-    """Random weights of the whole model, float32 on the host, for a run without a checkpoint.
+    """Draw random weights of the whole model, float32 on the host, by name.
 
-    They are drawn as in `BertForPretraining`, and depend on shapes and seed only.
+    They are drawn as in `BertForPretraining` and depend only on shapes and seed.
     """
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -194,7 +197,7 @@ def make_part(
     precision: SquadPrecision = "fp32",
     dropout_seed: int = 0,
 ) -> SpanModel:
-    """A part with its share of the whole model's weights, ready to train."""
+    """Create a part with its share of the whole model's weights, ready to train."""
     model = SpanModel(config, part, device, precision, dropout_seed)
     model.to_empty(device=device)
     model.to(model.dtype)
@@ -204,14 +207,14 @@ def make_part(
 
 
 def even_split(num_layers: int, parts: int) -> list[int]:
-    """The first layer of each part, then the number of layers; parts differ by one at most.
+    """Return the first layer of each part, followed by the number of layers.
 
-    Later parts get more, as the first has the embeddings. Raises ConfigError for more parts than
-    layers.
+    The sizes of parts differ by at most one layer. Later parts are larger, because the first part
+    also has the embeddings. Raises ConfigError if there are more parts than layers.
     """
     if parts > num_layers:
-        problem = f"has {parts} stages, the model {num_layers} layers"
-        raise ConfigError("--engine", problem, "use fewer stages, or a deeper model")
+        problem = f"has {parts} stages, but the model has only {num_layers} layers"
+        raise ConfigError("--engine", problem, "use fewer stages, or more layers")
     return [number * num_layers // parts for number in range(parts + 1)]
 
 
@@ -219,7 +222,7 @@ def even_split(num_layers: int, parts: int) -> list[int]:
 class Start:
     """The start of a run: the model, its weights (float32, on the host), and their origin.
 
-    `origin` is the digest of a checkpoint's weights, or "random".
+    `origin` is the digest of the checkpoint's weights, or "random".
     """
 
     model: ModelSection
@@ -228,11 +231,17 @@ class Start:
 
 
 def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vocabulary, Start]:
-    """The vocabulary and the body of a checkpoint of this program, with a new head.
+    """Read the vocabulary and the weights of a checkpoint of this program, and add a new head.
 
-    `vocabulary` None: the checkpoint's own. `seed` is for the head. Raises CheckpointError if the
-    checkpoint is damaged, incomplete, or was trained with another vocabulary; ConfigError if its
-    model is not BERT or its vocabulary no word pieces.
+    Args:
+        checkpoint: the directory of the checkpoint.
+        vocabulary: a vocabulary file; None to use the checkpoint's own.
+        seed: the seed of the head's random weights.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, incomplete, or was trained with another
+            vocabulary.
+        ConfigError: the model is not BERT, or its vocabulary does not consist of word pieces.
     """
     found = resolve(checkpoint)
     manifest = read_manifest(found)
@@ -240,10 +249,10 @@ def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vo
     verify_files(found, manifest, (MODEL, STATE))
     trained = read_config(found).model
     if trained.architecture != "bert" or not isinstance(words, Vocabulary):
-        problem = "is of another model than BERT, or of another vocabulary than word pieces"
-        remedy = "export it, and fine-tune it with `transformers`"
+        problem = "is not a BERT model with a vocabulary of word pieces (vocab.txt)"
+        remedy = "export it with mlperf_bert export, and fine-tune it with transformers"
         raise ConfigError("--init-checkpoint", problem, remedy)
-    # Attention and kernels are chosen for this machine, not the checkpoint's.
+    # Choose attention and kernels for this machine instead of the one that trained the weights.
     model = replace(trained, attention="auto", kernels="auto", precision="fp32")
     stored = read_tensors(found / MODEL)
     weights = draw_weights(model, seed)
@@ -251,7 +260,7 @@ def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vo
         if name.startswith(_HEAD):
             continue
         if name not in stored or stored[name].shape != drawn.shape:
-            problem = f"does not hold {name} of {list(drawn.shape)}"
+            problem = f"does not contain {name} with shape {list(drawn.shape)}"
             raise CheckpointError(str(found / MODEL), problem, ELSE)
         weights[name] = stored[name].float()
     return words, Start(model, weights, manifest.files[MODEL].sha256)
@@ -262,8 +271,8 @@ def save_for_transformers(
 ) -> None:
     """Write, in one step, a directory that `transformers` loads as a model for questions.
 
-    `weights` are those of the whole model on the host, written as float32 beside the vocabulary's
-    files. Raises CheckpointError if `out` exists or cannot be written.
+    `weights` are those of the whole model on the host. They are written as float32, next to the
+    files of the vocabulary. Raises CheckpointError if `out` exists or cannot be written.
     """
     tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
     num_bytes = sum(each.nbytes for each in tensors.values())

@@ -1,10 +1,13 @@
-"""Reader of question sets and files of answers.
+"""Read question sets and files of answers.
 
-A set is in the JSON of SQuAD v2.0 (Rajpurkar et al., arXiv 1806.03822): an object with `data`, a
-list of articles (`paragraphs`), of paragraphs (`context`, `qas`), of questions (`id`, `question`,
-`answers` with `text` and `answer_start`, `is_impossible`, without which the answers decide). Other
-keys are ignored, also `plausible_answers`, which are no answers. A file of answers is the input of
-SQuAD's evaluation program: a JSON object, id of a question -> text, "" for none.
+A question set is a JSON file in the format of SQuAD v2.0 (Rajpurkar et al., arXiv 1806.03822). Its
+object has the key `data`, a list of articles. Articles have `paragraphs`, paragraphs have `context`
+and `qas`, and questions have `id`, `question`, `answers` (with `text` and `answer_start`) and
+`is_impossible`. If the latter is missing, a question without answers counts as impossible. Other
+keys are ignored, also `plausible_answers`, which are not right answers.
+
+A file of answers is the input of SQuAD's evaluation program. It is a JSON object that maps the id
+of a question to its answer, which is "" for no answer.
 """
 
 import hashlib
@@ -17,14 +20,14 @@ from typing import Any
 from mlperf_bert.errors import DataError
 from mlperf_bert.files import in_brief, parse_json_object, read_json, read_regular_file, reading
 
-_REMEDY = "give a question set in the JSON format of SQuAD v2.0"
-_REMEDY_ANSWERS = 'give a JSON object: id of every question -> its answer in text, "" for none'
-_MAX_BYTES = 2**30  # SQuAD v2.0's training set has 42 MB
+_REMEDY = "pass a question set in the JSON format of SQuAD v2.0"
+_REMEDY_ANSWERS = 'pass a JSON object with an answer for the id of every question, "" for no answer'
+_MAX_BYTES = 2**30  # the training set of SQuAD v2.0 has 42 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A text, and the index of its first character in the context."""
+    """The text of an answer, and the index of its first character in the context."""
 
     text: str
     start: int
@@ -32,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and its context; a question that cannot be answered from it has no answers."""
+    """A question about a context. It has no answers if the context does not answer it."""
 
     id: str
     context: str
@@ -41,13 +44,13 @@ class Question:
 
     @property
     def is_impossible(self) -> bool:
-        """True if the context does not answer it."""
+        """Whether the context does not answer the question."""
         return not self.answers
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of a file in its order; `sha256` is the digest of the file's bytes."""
+    """The questions of a file, in its order. `sha256` is the digest of the file's bytes."""
 
     name: str
     sha256: str
@@ -66,9 +69,9 @@ class Questions:
 def read_questions(path: Path) -> Questions:
     """Read a question set.
 
-    Raises DataError, which names the question, if the file is missing, no JSON or not in the
-    format: an id twice, an answer not at its place in the context, an answerable question without
-    answers, or the reverse.
+    Raises DataError, which names the question, if the file is missing, is not JSON, or is not in
+    the format. The latter includes an id that occurs twice, an answer that is not at its position
+    in the context, an answerable question without answers, and an impossible one with answers.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -78,7 +81,7 @@ def read_questions(path: Path) -> Questions:
 
 
 def parse_questions(contents: bytes, name: str) -> Questions:
-    """Parse a file's contents for `read_questions`; `name` opens every error message."""
+    """Parse the contents of a file for `read_questions`. Error messages start with `name`."""
     with reading(Path(name), _REMEDY):
         paragraphs = [
             paragraph
@@ -91,43 +94,50 @@ def parse_questions(contents: bytes, name: str) -> Questions:
             for values in paragraph["qas"]
         )
     if not questions:
-        raise DataError(name, "holds no question", _REMEDY)
+        raise DataError(name, "contains no question", _REMEDY)
     (identity, times), *_ = Counter(each.id for each in questions).most_common(1)
     if times > 1:
         where = f"{name}: question {in_brief(identity)}"
-        raise DataError(where, f"is there {times} times", "give every question an id of its own")
+        raise DataError(where, f"occurs {times} times", "give every question a different id")
     return Questions(name, hashlib.sha256(contents).hexdigest(), questions)
 
 
 def _question(context: str, values: dict[str, Any], name: str) -> Question:
-    identity = str(values["id"])  # some tools for annotation write numbers
+    """Check one question, and return it. Raises DataError."""
+    identity = str(values["id"])  # because some annotation tools write numbers
     where = f"{name}: question {in_brief(identity)}"
-    given = values.get("answers") or ()  # null or left out where there is none
+    given = values.get("answers") or ()  # may be null or missing
     answers = tuple(Answer(each["text"], each["answer_start"]) for each in given)
     for text in (context, values["question"], *(each.text for each in answers)):
         if not isinstance(text, str):
-            raise DataError(where, f"has {in_brief(text)} where a text belongs", _REMEDY)
+            raise DataError(where, f"has {in_brief(text)} instead of a text", _REMEDY)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise DataError(where, "has half a character", _REMEDY) from None
+            raise DataError(where, "contains half of a surrogate pair", _REMEDY) from None
     for answer in answers:
         if not answer.text.strip():
-            raise DataError(where, "has an empty answer", _REMEDY)
+            remedy = "remove the answer, or write its text"
+            raise DataError(where, "has an empty answer", remedy)
         if answer.start < 0 or not context.startswith(answer.text, answer.start):
-            problem = f"{in_brief(answer.text)} does not stand in the context at character "
-            remedy = "mend answer_start: it counts characters of the context from 0"
+            problem = f"has the answer {in_brief(answer.text)}, which is not in the context at "
+            problem += "character "
+            remedy = "correct answer_start, which counts characters of the context from 0"
             raise DataError(where, problem + in_brief(answer.start), remedy)
     if values.get("is_impossible", not answers) == bool(answers):
-        problem = f"has {len(answers)} answers"
-        raise DataError(where, problem, "give it answers, or set is_impossible to true")
+        if answers:
+            problem = f"has {len(answers)} answers, but is_impossible is true"
+            raise DataError(where, problem, "remove the answers, or set is_impossible to false")
+        problem = "has no answers, but is_impossible is false"
+        raise DataError(where, problem, "add an answer, or set is_impossible to true")
     return Question(identity, context, values["question"], answers)
 
 
 def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
-    """The text for each question.
+    """Read the answer to each question, by question id.
 
-    Raises DataError if the file is missing, no JSON object of texts, or lacks one of the questions.
+    Raises DataError if the file is missing, is not a JSON object of texts, or has no text for one
+    of the questions.
     """
     values = read_json(path, missing="is missing", remedy=_REMEDY_ANSWERS)
     missing = [each.id for each in questions if not isinstance(values.get(each.id), str)]

@@ -1,6 +1,6 @@
-"""Settings of a fine-tuning run, checked; the fields are options of `squad`.
+"""Settings of a fine-tuning run, with checks. Each field is an option of `squad`.
 
-No torch, as the command line reads settings before it starts ranks.
+This module does not import torch, because the command line reads settings before it starts ranks.
 """
 
 import argparse
@@ -18,15 +18,14 @@ EngineKind = Literal["single", "ddp", "fsdp", "pipeline"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 SquadPrecision = Literal["fp32", "bf16", "fp64"]
 
-# Stages on each rank of a pipeline for schedules that need several (arXiv 2104.04473,
-# 2401.10241: two).
+# The number of stages per rank for schedules that need several (arXiv 2104.04473, 2401.10241).
 VIRTUAL_STAGES = 2
-FORMS = "single, ddp:N, fsdp:N or pipeline:N; pipelines with @gpipe, @1f1b (default), "
-FORMS += "@interleaved or @zero_bubble"
+FORMS = "single, ddp:N, fsdp:N or pipeline:N, and for pipelines a schedule: @gpipe, @1f1b (the "
+FORMS += "default), @interleaved or @zero_bubble"
 QUICK = Path(__file__).with_name("quick")
 QUICK_TRAIN, QUICK_DEV = QUICK / "train.json", QUICK / "dev.json"
 
-_INTERMEDIATE = 4  # times the hidden size
+_INTERMEDIATE = 4  # ratio of the feed-forward size to the hidden size
 _COUNT = Bounds(1, 10**8)
 _TOKENS = Bounds(1, 65_535)
 _NAME = re.compile(
@@ -34,25 +33,24 @@ _NAME = re.compile(
     r"|pipeline:(?P<stages>[2-9]|[1-9]\d{1,3})(?:@(?P<schedule>gpipe|1f1b|interleaved|zero_bubble))?"
 )
 _SIZES = ("layers", "hidden", "heads")
-_RANDOM = "size of a model with random weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineName:
-    """An engine of `ranks`: copies of the model, shards of it, or stages of a pipeline."""
+    """An engine, whose `ranks` have copies of the model, shards of it, or stages of a pipeline."""
 
     kind: EngineKind
     ranks: int = 1
-    schedule: Schedule | None = None  # of a pipeline
+    schedule: Schedule | None = None  # only for a pipeline
 
     @property
     def num_parts(self) -> int:
-        """Pieces of a pipeline's model, one or several on each rank."""
+        """The number of parts of a pipeline's model. A rank has one or several of them."""
         several = self.schedule in ("interleaved", "zero_bubble")
         return self.ranks * (VIRTUAL_STAGES if several else 1)
 
     def __str__(self) -> str:
-        """The name that `parse_engine` reads, without the default schedule."""
+        """Return the name that `parse_engine` reads, without the default schedule."""
         if self.kind == "single":
             return "single"
         is_default = self.schedule in (None, "1f1b")
@@ -60,13 +58,13 @@ class EngineName:
 
 
 def parse_engine(text: str) -> EngineName:
-    """`single`, `ddp:4`, `fsdp:2`, `pipeline:4`, `pipeline:4@gpipe`.
+    """Parse the name of an engine, such as `single`, `ddp:4`, `fsdp:2` or `pipeline:4@gpipe`.
 
     Raises ConfigError for anything else.
     """
     match = _NAME.fullmatch(text.strip())
     if match is None:
-        raise ConfigError("--engine", f"{text!r} is no engine", f"give {FORMS}")
+        raise ConfigError("--engine", f"unknown engine {text!r}", f"use {FORMS}")
     kind: Any = match["kind"]
     if kind is not None:
         return EngineName(kind=kind, ranks=int(match["copies"]))
@@ -78,73 +76,75 @@ def parse_engine(text: str) -> EngineName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquadSettings:
-    """All settings of a run; the text beside a field is its option's help.
+    """All settings of a run. The text in a field's annotation is its option's help.
 
-    `layers`, `hidden` and `heads` are those of a model with random weights. `global_batch` counts
-    windows of an update, cut into `microbatches` of similar token counts. Every `noise_every`
-    updates the gradient is taken in two halves, to measure its noise. Raises ConfigError from
-    `__post_init__`.
+    `layers`, `hidden` and `heads` are sizes of a model with random weights. An update trains on
+    `global_batch` windows, which are divided into `microbatches` of similar token counts. Every
+    `noise_every` updates, the gradient is computed in two halves to measure its noise. Creating an
+    instance raises ConfigError for settings that cannot run.
     """
 
     engine: EngineName
     seed: Annotated[int, Bounds(0, 2**31 - 1)] = 1
-    train: Annotated[Path, "SQuAD v2.0's JSON"] = QUICK_TRAIN
-    dev: Annotated[Path, "SQuAD v2.0's JSON"] = QUICK_DEV
+    train: Annotated[Path, "questions to train on, in the JSON format of SQuAD v2.0"] = QUICK_TRAIN
+    dev: Annotated[Path, "questions to evaluate, in the same format"] = QUICK_DEV
     vocab: Annotated[
-        Path | None, "default: the checkpoint's own; without a checkpoint, made of the questions"
+        Path | None,
+        "vocab.txt of the model (default: the checkpoint's own; without a checkpoint, a vocabulary "
+        "is made from the questions)",
     ] = None
     init_checkpoint: Annotated[
-        Path | None, "weights to begin from, as train and convert write them (default: random)"
+        Path | None, "checkpoint of train or convert with the first weights (default: random)"
     ] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], "device of every rank"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], "device to train on"] = "auto"
     precision: Annotated[SquadPrecision, "precision of matrix products"] = "fp32"
-    layers: Annotated[int, Bounds(1, 1000), _RANDOM] = 4
-    hidden: Annotated[int, Bounds(1, 2**16), _RANDOM] = 64
-    heads: Annotated[int, Bounds(1, 1024), _RANDOM] = 2
-    global_batch: Annotated[int, _COUNT, "windows of an update, over all ranks"] = 16
-    microbatches: Annotated[int, _COUNT, "parts of an update, the same for all engines"] = 4
-    learning_rate: Annotated[float, Bounds(0.0, 1e38), "highest, after warm-up"] = 5e-5
-    max_length: Annotated[int, _TOKENS, "tokens of a window"] = 384
-    stride: Annotated[int, _TOKENS, "tokens from one window's begin to the next"] = 128
+    layers: Annotated[int, Bounds(1, 1000), "layers of a model with random weights"] = 4
+    hidden: Annotated[int, Bounds(1, 2**16), "hidden size of a model with random weights"] = 64
+    heads: Annotated[int, Bounds(1, 1024), "attention heads of a model with random weights"] = 2
+    global_batch: Annotated[int, _COUNT, "windows per update, over all ranks"] = 16
+    microbatches: Annotated[int, _COUNT, "micro-batches per update, over all ranks"] = 4
+    learning_rate: Annotated[float, Bounds(0.0, 1e38), "learning rate after the warm-up"] = 5e-5
+    max_length: Annotated[int, _TOKENS, "tokens per window"] = 384
+    stride: Annotated[int, _TOKENS, "tokens between the starts of two windows"] = 128
     epochs: Annotated[float, Bounds(1e-6, 1e6), "passes over the windows"] = 2.0
-    updates: Annotated[int | None, _COUNT, "instead of --epochs"] = None
+    updates: Annotated[int | None, _COUNT, "number of updates, instead of --epochs"] = None
     noise_every: Annotated[
-        int, Bounds(0, 10**8), "updates between measurements of gradient noise; 0: never"
+        int, Bounds(0, 10**8), "measure the gradient noise every N updates; 0 for never"
     ] = 0
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot run."""
+        """Raise ConfigError for settings that cannot run."""
         check_bounds(self)
         if self.hidden % self.heads:
-            problem = f"is {self.hidden}, which {self.heads} heads cannot share"
-            raise ConfigError("--hidden", problem, "give a multiple of --heads")
+            problem = f"is {self.hidden}, which is not divisible by {self.heads} heads"
+            raise ConfigError("--hidden", problem, "use a multiple of --heads")
         count, ranks, where = self.microbatches, self.engine.ranks, "--microbatches"
         if self.global_batch % count:
             problem = f"is {count}, which does not divide the global batch of {self.global_batch}"
-            raise ConfigError(where, problem, "give a divisor of it")
+            raise ConfigError(where, problem, "use a divisor of --global-batch")
         shares = 1 if self.engine.kind == "pipeline" else ranks
         if self.noise_every:
-            shares *= 2  # the noise is measured on two halves
+            shares *= 2  # because the noise is measured on two halves
         if count % shares:
-            halves = ", in two halves for the noise" if self.noise_every else ""
-            problem = f"is {count}, which the ranks of {self.engine} cannot share{halves}"
-            raise ConfigError(where, problem, f"give a multiple of {shares}")
+            halves = " in two halves (--noise-every)" if self.noise_every else ""
+            problem = f"is {count}, which {self.engine} cannot divide among its ranks{halves}"
+            raise ConfigError(where, problem, f"use a multiple of {shares}")
         if self.engine.schedule == "1f1b" and count < ranks:
-            problem = f"is {count}, fewer than the pipeline's {ranks} stages"
-            raise ConfigError(where, problem, "give more, or use the schedule gpipe")
+            problem = f"is {count}, which is fewer than the {ranks} stages of the pipeline"
+            raise ConfigError(where, problem, "raise it, or use the schedule gpipe")
         rounds = max(1, count // ranks)
         if self.engine.schedule == "interleaved" and count % rounds:
-            problem = f"is {count}, not {rounds} equal rounds of {ranks} stages"
-            raise ConfigError(where, problem, f"give a multiple of {ranks}")
+            problem = f"is {count}, which is not a multiple of the {ranks} ranks of the pipeline"
+            raise ConfigError(where, problem, f"use a multiple of {ranks}")
 
     def num_updates(self, num_windows: int) -> int:
-        """Updates of the run: `updates`, or enough for `epochs` passes over so many windows."""
+        """Return the number of updates, which may follow from `epochs` and the windows."""
         if self.updates is not None:
             return self.updates
         return max(1, -(-int(self.epochs * num_windows) // self.global_batch))
 
     def to_record(self) -> dict[str, Any]:
-        """Settings for `squad_result.json`: all but engine and seed."""
+        """Return the settings for `squad_result.json`, which are all except engine and seed."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: str(value.absolute()) if isinstance(value, Path) else value
@@ -153,7 +153,7 @@ class SquadSettings:
         }
 
     def as_words(self) -> list[str]:
-        """Options that give a rank these settings; absolute paths, as its directory may differ."""
+        """Return options for these settings, with absolute paths for ranks in other directories."""
         words: list[str] = []
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
@@ -163,7 +163,7 @@ class SquadSettings:
         return words
 
     def random_model(self, vocab_size: int) -> ModelSection:
-        """The shape of a model with random first weights."""
+        """Return the config of a model with random first weights."""
         return ModelSection(
             vocab_size=vocab_size,
             hidden_size=self.hidden,
@@ -171,7 +171,7 @@ class SquadSettings:
             num_heads=self.heads,
             intermediate_size=_INTERMEDIATE * self.hidden,
             max_position_embeddings=self.max_length,
-            # arXiv 1910.05895, section 2.2: BERT's 0.02 at a width of 1,024, more for small ones.
+            # By arXiv 1910.05895, section 2.2: BERT's 0.02 at a width of 1,024, more for less.
             initializer_range=math.sqrt(2 / (5 * self.hidden)),
         )
 
@@ -180,7 +180,7 @@ DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SquadS
 
 
 def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> None:
-    """Add the options of all settings but engine and seed, or of some names."""
+    """Add the options of the settings in `names`, or of all except engine and seed."""
     for name, hint in typing.get_type_hints(SquadSettings, include_extras=True).items():
         if name in ("engine", "seed") or (names is not None and name not in names.split()):
             continue
@@ -191,7 +191,7 @@ def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> N
         elif Path in (kind, *get_args(kind)):
             is_directory = name == "init_checkpoint"
             shown = {"type": Path, "metavar": "DIR" if is_directory else "FILE"}
-            default = None if default is None else f"ours, {default.name} of the quick set"
+            default = None if default is None else f"{default.name} of the included small set"
         else:
             shown = {"type": float if kind is float else int, "metavar": "N"}
         if default is not None:
@@ -202,14 +202,14 @@ def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> N
 def settings_of(
     args: argparse.Namespace, engine: EngineName, seed: int, **changes: Any
 ) -> SquadSettings:
-    """The settings of one run: options with `changes` applied.
+    """Return the settings of one run, from the options and `changes` to them.
 
-    Raises ConfigError for settings that cannot run, and for model sizes beside a checkpoint.
+    Raises ConfigError for settings that cannot run, and for model sizes together with a checkpoint.
     """
     given = {name: getattr(args, name, None) for name in DEFAULTS} | changes
     values = {name: value for name, value in given.items() if value is not None}
     sizes = [option_name(name) for name in _SIZES if name in values]
     if sizes and args.init_checkpoint is not None:
-        problem = "is given, and the checkpoint has its own"
-        raise ConfigError(sizes[0], problem, "leave one of them out")
+        problem = "cannot be used with --init-checkpoint, which decides the size of the model"
+        raise ConfigError(sizes[0], problem, "remove one of them")
     return SquadSettings(**values | {"engine": engine, "seed": seed})

@@ -1,14 +1,14 @@
-"""Cuts every question's text into windows that a model can read, [CLS] question [SEP] piece [SEP].
+"""Cut the text of every question into windows, [CLS] question [SEP] piece of the text [SEP].
 
-Follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3, and the settings of its authors'
-SQuAD program: `stride` is the number of tokens from one window's begin to the next (their
-`doc_stride`; other libraries call the overlap stride, which is the room for the text less ours). An
-answer belongs to a window that holds all of it; in other windows the question has no answer, marked
-by [CLS] as start and end. Training sees the first of several answers.
+The method follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3, and the settings of the
+authors' SQuAD program. `stride` is the number of tokens between the starts of two windows, as their
+`doc_stride`. Other libraries use the word for the overlap of two windows. An answer belongs to
+every window that contains all of it. In other windows the question has no answer, which is marked
+by [CLS] as start and end. If a question has several answers, training uses the first.
 
-Word pieces are split by the `tokenizers` library, as `transformers` splits them with a saved
-model's tokenizer.json. A test compares the tokens with those that `prepare` makes. They differ on a
-few rare characters only, such as a capital sigma at the end of a Greek word.
+The `tokenizers` library splits text into word pieces, as it does in `transformers` with a saved
+model's tokenizer.json. A test compares the tokens with those of `prepare`. They differ only for a
+few rare characters, such as a capital sigma at the end of a Greek word.
 
 Shape letters: W windows, T tokens of all windows, P tokens of all different contexts.
 """
@@ -37,16 +37,17 @@ class Windows:
     """All windows of a question set, grouped by question.
 
     Args:
-        input_ids: token ids of all windows laid end to end, int64 [T].
-        lengths: tokens of each window, int64 [W].
-        segment_b_start: where the second segment, the text, begins in each window, int64 [W].
+        input_ids: token ids of all windows, concatenated, int64 [T].
+        lengths: number of tokens of each window, int64 [W].
+        segment_b_start: index of the first token of the text in each window, int64 [W].
         starts, ends: the answer's first and last token within its window, int64 [W]; 0, which is
-            [CLS], if the window does not hold it.
-        question_of: number of each window's question, int64 [W], rising.
-        first_piece: in `piece_starts` and `piece_ends`, where each window's text begins, int64 [W].
-        piece_starts, piece_ends: each token's characters in its context, from start to before end,
-            int64 [P].
-        remarks: lines for the user on answers that stand in no window.
+            [CLS], if the window does not contain it.
+        question_of: number of each window's question, int64 [W], in increasing order.
+        first_piece: index of the first token of each window's text in `piece_starts` and
+            `piece_ends`, int64 [W].
+        piece_starts, piece_ends: each token's characters in its context, from start to end
+            (exclusive), int64 [P].
+        remarks: lines for the user about answers that no window contains.
     """
 
     input_ids: NDArray[np.int64]
@@ -65,16 +66,16 @@ class Windows:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Begin of each window in `input_ids`, then the end of the last; int64 [W + 1]."""
+        """Return where each window starts in `input_ids`, and where the last ends; int64 [W + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids of a text and the characters of each, from `starts` to before `ends`; int64 [n].
+    """Token ids of a text and the characters of each, from `starts` to `ends`; int64 [n].
 
-    A token's characters may begin with white space. An accent that its letter dropped belongs to no
-    token.
+    `ends` are exclusive. The characters of a token may begin with white space. An accent that was
+    removed from its letter belongs to no token.
     """
 
     ids: NDArray[np.int64]
@@ -83,7 +84,7 @@ class Tokens:
 
 
 def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
-    """A function from a text to its tokens, without special ones.
+    """Return a function that splits a text into tokens, without special ones.
 
     Raises ConfigError if the `tokenizers` package is not installed.
     """
@@ -91,7 +92,7 @@ def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
     import tokenizers
 
     library = tokenizers.Tokenizer.from_str(json.dumps(word_piece_tokenizer(vocabulary)))
-    library.encode_special_tokens = True  # "[SEP]" in a text was written by its author
+    library.encode_special_tokens = True  # "[SEP]" in a text is text
 
     def encode(text: str) -> Tokens:
         found = library.encode(text, add_special_tokens=False)
@@ -104,19 +105,20 @@ def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
 def make_windows(
     questions: Questions, vocabulary: Vocabulary, *, max_length: int = 384, stride: int = 128
 ) -> Windows:
-    """Windows of at most `max_length` tokens, for all questions in order.
+    """Cut the texts of all questions into windows of at most `max_length` tokens.
 
-    A question longer than MAX_QUESTION_LENGTH tokens is cut at its end. A text without a token
-    gives one window without text.
+    A question longer than MAX_QUESTION_LENGTH tokens is cut off. A text without tokens becomes one
+    window without text.
 
-    Raises ConfigError if a question leaves no room, or the package `tokenizers` is missing.
+    Raises ConfigError if a question leaves no space for the text, or if the package `tokenizers` is
+    not installed.
     """
     encode = make_offset_encoder(vocabulary)
     cls, sep = np.array([vocabulary.cls_id]), np.array([vocabulary.sep_id])
-    known: dict[str, tuple[Tokens, int]] = {}  # tokens of each context, and the first's number
+    known: dict[str, tuple[Tokens, int]] = {}  # each context's tokens, and the first one's index
     num_pieces = num_lost = 0
     input_ids: list[NDArray[np.int64]] = []
-    rows: list[tuple[int, ...]] = []  # _COLUMNS of each window
+    rows: list[tuple[int, ...]] = []  # the values of _COLUMNS for each window
     for number, question in enumerate(questions):
         if question.context not in known:
             known[question.context] = encode(question.context), num_pieces
@@ -124,15 +126,15 @@ def make_windows(
         context, first_piece = known[question.context]
         words = encode(question.question).ids[:MAX_QUESTION_LENGTH]
         text_start = len(words) + _NUM_SPECIAL - 1
-        room = max_length - len(words) - _NUM_SPECIAL
-        if room < 1:
-            problem = f"is {max_length}, question {in_brief(question.id)} needs "
-            problem += f"{len(words) + _NUM_SPECIAL + 1} at least"
+        capacity = max_length - len(words) - _NUM_SPECIAL
+        if capacity < 1:
+            problem = f"is {max_length}, but question {in_brief(question.id)} needs at least "
+            problem += f"{len(words) + _NUM_SPECIAL + 1} tokens"
             raise ConfigError("--max-length", problem, "raise it")
         answer = _answer_tokens(context, question)
         is_held = False
-        for first, end in _cuts(len(context.ids), room, stride):
-            start = last = 0  # [CLS]: no answer
+        for first, end in _cuts(len(context.ids), capacity, stride):
+            start = last = 0  # [CLS], for no answer
             if answer and first <= answer[0] and answer[1] < end:
                 start, last = (text_start + token - first for token in answer)
                 is_held = True
@@ -141,8 +143,9 @@ def make_windows(
             rows.append((length, text_start, start, last, number, first_piece + first))
         num_lost += bool(question.answers) and not is_held
     remark = (
-        f"{one_line(questions.name)}: {num_lost:,} answers stand in no window of {max_length}"
-        f" tokens and a stride of {stride}: their windows count as without an answer"
+        f"warning: {one_line(questions.name)}: no window contains all of {num_lost:,} answers, so "
+        f"their windows count as having no answer; raise --max-length ({max_length}) or lower "
+        f"--stride ({stride})"
     )
     columns = np.array(rows, dtype=np.int64).T
     return Windows(
@@ -154,19 +157,19 @@ def make_windows(
     )
 
 
-def _cuts(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
-    """First token and the one after the last of each piece of a text; at least one piece."""
+def _cuts(num_tokens: int, capacity: int, stride: int) -> Iterator[tuple[int, int]]:
+    """Yield the first token and the end (exclusive) of each piece of a text, at least one."""
     first = 0
-    while first + room < num_tokens:
-        yield first, first + room
-        first += min(room, stride)  # so that no token is passed over
+    while first + capacity < num_tokens:
+        yield first, first + capacity
+        first += min(capacity, stride)  # so that no token is skipped
     yield first, num_tokens
 
 
 def _answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | None:
-    """First and last token of a context with a character of the question's first answer.
+    """Return the first and last token of a context that overlap the question's first answer.
 
-    None if there is no answer or it has no token.
+    Returns None if there is no answer or if it has no token.
     """
     if not question.answers:
         return None
