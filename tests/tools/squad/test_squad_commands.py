@@ -52,7 +52,7 @@ def test_two_engines_are_compared_on_real_ranks(run_dir, tmp_path, monkeypatch, 
     words = ("--engines", "single,pipeline:2", "--seeds", 1, "--out", out, "--json")
     assert squad("compare", *TINY, *RUN, *words) == 0
     captured = capfd.readouterr()
-    assert "2 of 2: pipeline:2, batch 16, seed 1" in captured.err
+    assert "run 2 of 2: pipeline:2, batch 16, seed 1" in captured.err
     assert "1 of 2" not in captured.err
     single, pipeline = json.loads(captured.out)["engines"]
     assert (single["engine"], pipeline["engine"]) == ("single", "pipeline:2")

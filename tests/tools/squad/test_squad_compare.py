@@ -81,11 +81,11 @@ def test_a_run_of_other_settings_in_the_same_place_is_refused_by_name(tmp_path):
     FakeRuns().run(tmp_path, [settings()])
     assert directory_of(tmp_path, settings()).name == "single-batch_16-seed_1"
     for changes, named in (
-        ({"max_length": 99}, "max_length is 99 now, and was 384"),
-        ({"layers": 2}, "layers is 2 now, and was 4"),
-        ({"precision": "bf16"}, "precision is 'bf16' now, and was 'fp32'"),
-        ({"init_checkpoint": HERE}, "init_checkpoint is '.*' now, and was None"),
-        ({"train": HERE}, "train is "),
+        ({"max_length": 99}, "has max_length = 384, but this comparison has 99"),
+        ({"layers": 2}, "has layers = 4, but this comparison has 2"),
+        ({"precision": "bf16"}, "has precision = 'fp32', but this comparison has 'bf16'"),
+        ({"init_checkpoint": HERE}, "has init_checkpoint = None, but this comparison has '.*'"),
+        ({"train": HERE}, "has train = "),
     ):
         with pytest.raises(DataError, match=named):
             FakeRuns().run(tmp_path, [settings(**changes)])

@@ -119,7 +119,7 @@ def test_what_is_no_comparison_is_refused(tmp_path):
         compare_runs([run_of(tmp_path), run_of(tmp_path)], M0)
     with pytest.raises(ConfigError):
         compare_runs([], M0)
-    with pytest.raises(DataError, match="has not ended"):
+    with pytest.raises(DataError, match="run is not finished"):
         read_run(tmp_path)
     with pytest.raises(DataError, match=f"{RESULT}: schema_version is 2"):
         read_run(write_record(tmp_path, record(schema_version=2)))
@@ -167,24 +167,24 @@ def test_the_table_is_made_of_the_record_alone(tmp_path, runs):
     assert found["engine"] == "pipeline:2"
     assert found["samples/s"].startswith("17.5 ±") and found["goodput, samples/s"][:4] == "17.5"
     # (17 / 9 + 18 / 10) / 2 of the seeds' rates
-    assert found["over single"].startswith("1.84")
+    assert found["relative to single"].startswith("1.84")
     assert found["bubble, %"] == "30"
-    assert found["any update's loss, at most"] == "0"
+    assert found["max loss difference"] == "0"
     assert "| - |" in single.replace("  ", "")
-    assert "80 windows of 80 questions to train on" in text and "seeds 1, 2;" in text
-    assert "so it is 1 for each, whatever the noise" in text
+    assert "80 windows of 80 questions, seeds 1, 2." in text
+    assert "so the efficiency of each is 1." in text
     large = make_runs(tmp_path / "large", updates=5, **with_batch(32))
-    assert "so it is 1 for each" not in in_words(compare_runs(runs + large, M0))
+    assert "so the efficiency of each is 1" not in in_words(compare_runs(runs + large, M0))
 
 
 def test_what_is_not_comparable_is_marked(tmp_path, runs):
     text = in_words(compare_runs(runs, M0))
     marked = [line for line in text.splitlines() if MARK in line]
     assert len(marked) == 2 and marked[0].startswith(f"| pipeline:4 {MARK} ")
-    assert "not comparable" in marked[1]
+    assert "but their times and rates are not" in marked[1]
     assert MARK not in in_words(compare_runs(runs[:-2], M0))
     page = io.StringIO()
     timeline_figure(runs).savefig(page, format="svg")
-    assert "4 ranks on 2 cores: not comparable" in page.getvalue()
-    assert "bubble 30.0% measured" in page.getvalue()
+    assert "(not comparable, 4 ranks on 2 cores)" in page.getvalue()
+    assert "measured bubble 30.0%" in page.getvalue()
     assert timeline_figure(make_runs(tmp_path / "none", timeline=[])) is None

@@ -88,16 +88,18 @@ def test_a_run_repeats_bit_by_bit(run, inputs, tmp_path):
 
 
 def test_what_cannot_be_run_has_no_result(run, inputs, checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match="--engine: ddp:2 is of 2 ranks"):
+    with pytest.raises(ConfigError, match="--engine: ddp:2 needs 2 ranks"):
         tune(inputs, tmp_path, "ddp:2")
-    with pytest.raises(ConfigError, match="--max-length: is 33, the model reads 32 tokens"):
+    with pytest.raises(
+        ConfigError, match="--max-length: is 33, but the model reads at most 32 tokens"
+    ):
         tune(inputs, tmp_path, init_checkpoint=checkpoint, max_length=33)
     with pytest.raises(ConfigError, match=r"--learning-rate: is 1e\+30, .* diverged"):
         tune(inputs, tmp_path, learning_rate=1e30, updates=3)
     assert os.listdir(tmp_path) == []
     shutil.copytree(run[0] / "model", tmp_path / "model")  # as a kill before the record
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match="model: is there already"):
+    with pytest.raises(ConfigError, match="model: exists already"):
         tune(inputs, tmp_path, updates=2)
     assert contents(tmp_path) == before
 
@@ -120,7 +122,7 @@ def test_a_signal_ends_it_and_nothing_is_written(inputs, tmp_path, monkeypatch, 
             signal.signal(number, handler)
     assert os.listdir(tmp_path) == []
     found = capfd.readouterr()
-    assert "SIGTERM: ends after update 3, nothing is written" in found.err
+    assert "SIGTERM: stopping after update 3; nothing was written" in found.err
     assert re.search(
         r"single: update 2/10 +[\d.]+ samples/s +loss [\d.]+ +0:00:\d\d left", found.err
     )
@@ -165,5 +167,5 @@ def test_damaged_or_other_checkpoints_are_refused(inputs, checkpoint, tmp_path):
     with pytest.raises(CheckpointError, match="differs from its digest"):
         start_from(copy, None, seed=1)
     modern = ("model.architecture=modern", "model.objective=mlm", "model.attention_window=4")
-    with pytest.raises(ConfigError, match="is of another model than BERT"):
+    with pytest.raises(ConfigError, match="is not a BERT model"):
         start_from(pretrained(tmp_path, inputs, *modern), None, seed=1)

@@ -157,7 +157,7 @@ def test_updates_are_those_of_plain_torch(saved):
 def test_layers_are_split_evenly():
     assert even_split(12, 4) == [0, 3, 6, 9, 12]
     assert even_split(5, 2) == [0, 2, 5]  # the first has the embeddings
-    with pytest.raises(ConfigError, match="has 8 stages, the model 7 layers"):
+    with pytest.raises(ConfigError, match="has 8 stages, but the model has only 7 layers"):
         even_split(7, 8)
 
 

@@ -44,7 +44,7 @@ def test_windows_laid_out_by_hand():
     assert windows.first_piece.tolist() == [0, 3, 6]
 
 
-LOST = "set.json: 1 answers stand in no window of 9 tokens and a stride of 3"
+LOST = "warning: set.json: no window contains the whole answer to 1 question, so"
 
 
 def test_where_an_answer_stands():
@@ -91,7 +91,9 @@ def test_long_questions_are_cut_and_texts_without_tokens_have_a_window():
 
 def test_lengths_that_leave_no_text_are_refused():
     assert len(make_windows(asked(), VOCABULARY, max_length=6, stride=1)) == 10
-    with pytest.raises(ConfigError, match="--max-length: is 5, question 'q' needs 6 at least"):
+    with pytest.raises(
+        ConfigError, match="--max-length: is 5, but question 'q' needs at least 6 tokens"
+    ):
         make_windows(asked(), VOCABULARY, max_length=5)
 
 
@@ -134,7 +136,9 @@ def test_every_window_is_what_it_says(texts, max_length, stride, data):
             assert end == 0
     assert seen == [set(range(len(text))) for text in texts]
     lost = is_held.count(False)
-    assert [f": {lost} answers" in each for each in windows.remarks] == [True] * (lost > 0)
+    assert [f" whole answer to {lost} question" in each for each in windows.remarks] == [True] * (
+        lost > 0
+    )
 
 
 @pytest.fixture(scope="module")

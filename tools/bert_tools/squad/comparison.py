@@ -212,8 +212,8 @@ def _notes(comparison: Mapping[str, Any]) -> Iterator[str]:
         yield "There are no intervals, because there is only one seed."
     if not all(each["comparable"] for each in engines):
         yield (
-            f"{MARK} has more ranks than cores, so its losses and scores are comparable, but its "
-            "times and rates are not."
+            f"{MARK} marks engines with more ranks than cores. Their losses and scores are "
+            "comparable, but their times and rates are not."
         )
     initial = comparison["initial_batch"]
     yield (

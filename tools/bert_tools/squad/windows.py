@@ -66,7 +66,7 @@ class Windows:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Return where each window starts in `input_ids`, and where the last ends; int64 [W + 1]."""
+        """Where each window starts in `input_ids`, and where the last one ends; int64 [W + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
 
@@ -143,9 +143,9 @@ def make_windows(
             rows.append((length, text_start, start, last, number, first_piece + first))
         num_lost += bool(question.answers) and not is_held
     remark = (
-        f"warning: {one_line(questions.name)}: no window contains all of {num_lost:,} answers, so "
-        f"their windows count as having no answer; raise --max-length ({max_length}) or lower "
-        f"--stride ({stride})"
+        f"warning: {one_line(questions.name)}: no window contains the whole answer to "
+        f"{num_lost:,} question{'s' * (num_lost != 1)}, so these count as having no answer; raise "
+        f"--max-length ({max_length}) or lower --stride ({stride})"
     )
     columns = np.array(rows, dtype=np.int64).T
     return Windows(
