@@ -111,7 +111,7 @@ def _window_with_most_context(
     context = np.full((len(first), int((first + counts).max())), -1, dtype=np.int64)
     for row, begin, count in zip(context, first, counts, strict=True):
         left = np.arange(count)
-        # The authors use min(left, right) + 0.01 * length; in hundredths it is an integer.
+        # The authors use min(left, right) + 0.01 * length. These integers are 100 times that.
         row[begin : begin + count] = 100 * np.minimum(left, left[::-1]) + count
     best: NDArray[np.int64] = context.argmax(axis=0)
     return best

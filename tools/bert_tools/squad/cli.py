@@ -116,7 +116,7 @@ def _run_in_words(record: dict[str, Any]) -> str:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Run what is not finished, then compare; return 0, or the status of the failed run."""
+    """Start what is not finished, and compare; return 0, or the status of the failed run."""
     require_packages("squad compare", "squad", "tokenizers", "matplotlib")
     from bert_tools.squad.compare import CONTENTS, run_all, write_comparison
     from bert_tools.squad.comparison import in_words
@@ -147,7 +147,7 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
         words = args.batches.split(",")
         if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
             problem = f"must be whole numbers above 0 with commas, not {args.batches!r}"
-            raise ConfigError("--batches", problem, "use for example 16,32,64")
+            raise ConfigError("--batches", problem, "write for example 16,32,64")
         if args.global_batch is not None:
             raise ConfigError(
                 "--batches", "cannot be used with --global-batch", "remove one of them"
@@ -160,7 +160,7 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
             settings = settings_of(args, parse_engine(name), seed, **changes)
             found += [at_batch(settings, batch) for batch in batches or [settings.global_batch]]
     if not found:
-        raise ConfigError("--seeds", f"must be at least 1, not {args.seeds}", "raise it")
+        raise ConfigError("--seeds", f"must be at least 1, not {args.seeds}", "use 1 or more")
     if any(each in found[:number] for number, each in enumerate(found)):
         problem = "contain an engine or a batch twice"
         raise ConfigError("--engines, --batches", problem, "name each once")

@@ -62,7 +62,7 @@ def directory_of(out: Path, settings: SquadSettings) -> Path:
 
 
 def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
-    """Run what is not finished.
+    """Start every run that is not finished, one after another.
 
     Returns the records, and 0 or the status of the failed run, after which no further run starts.
     Raises DataError if a record cannot be read, or belongs to other settings or questions.

@@ -52,7 +52,7 @@ def read_run(directory: Path) -> Run:
 
 
 def is_comparable(run: Run) -> bool:
-    """Return whether its times mean anything, which on a CPU needs a core per rank."""
+    """Return whether a run's times are comparable. On a CPU, that needs one core per rank."""
     return bool(run["device"] != "cpu" or run["ranks"] <= run["cores"])
 
 

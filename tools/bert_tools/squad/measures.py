@@ -27,7 +27,7 @@ SAME_CLOCK_S = 1.0  # clocks that differ by more belong to different machines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A rank's work on one micro-batch, with its begin and end in seconds since the update's."""
+    """A rank's work on one micro-batch. Times are in seconds since the start of the update."""
 
     rank: int
     stage: int

@@ -162,7 +162,9 @@ def _read_range(
     low, high = (_number(entry, end, where) for end in ("low", "high"))
     scale = entry.get("scale", "linear")
     if scale not in _SCALES:
-        raise ConfigError(where, f"scale is {in_brief(scale)}", f"use one of {', '.join(_SCALES)}")
+        raise ConfigError(
+            where, f"unknown scale {in_brief(scale)}", f"use one of {', '.join(_SCALES)}"
+        )
     if entry.get("of", "value") == "config":
         own = config_value(config, key)
         if not isinstance(own, int | float) or own <= 0:

@@ -229,7 +229,7 @@ def ended_trials(study: "Study") -> "list[FrozenTrial]":
 
 
 def ending_of(trial: "FrozenTrial") -> Ending:
-    """Return how a trial ended that has ended."""
+    """Return the ending of a trial that has ended."""
     return Ending(**trial.user_attrs[_ENDING])
 
 
@@ -371,7 +371,7 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
 
 
 def read_curve(run: Path) -> tuple[tuple[int, float], ...]:
-    """Return samples and accuracy at each evaluation so far of a run, maybe none.
+    """Return the samples and the accuracy of each evaluation of a run so far.
 
     `run` is a directory `run_<i>`. Raises DataError for a file that cannot be read.
     """
