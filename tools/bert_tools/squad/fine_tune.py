@@ -64,20 +64,13 @@ def fine_tune(
 ) -> dict[str, Any] | None:
     """Train and evaluate. Rank 0 writes `squad_result.json`, weights and answers.
 
-    Args:
-        settings: the settings of the run, the same on all ranks.
-        run_dir: the directory to write into.
-        info: this rank.
-        device: this rank's device.
-        record_only: write only the record.
-        whereabouts: records which update is running.
+    Collective: all ranks call it with the same settings. With `record_only` it writes only the
+    record. `whereabouts` records which update is running.
 
-    Returns:
-        The record, on every rank; None if a signal stopped the run, which then wrote nothing.
+    Returns the record on every rank, or None if a signal stopped the run before it wrote anything.
 
-    Raises:
-        ConfigError, DataError, CheckpointError: on every rank, if settings, files or weights cannot
-            work, if `run_dir` contains another run, or if the training diverged.
+    Raises ConfigError, DataError or CheckpointError on every rank if settings, files or weights
+    cannot work, if `run_dir` contains another run, or if the training diverged.
     """
     begun = perf_counter()
     if info.world_size != settings.engine.ranks:
