@@ -154,13 +154,14 @@ install_by() { # by_pip or by_uv: install the selected requirements
         "$1" --no-deps --no-build-isolation --editable "$root"
 }
 
-describe_extras() { # such as: tune, squad (about 64 MB)
-    local extra megabytes total=0
+describe_extras() { # such as "tune, squad (up to 64 MB)", because extras may share packages
+    local extra megabytes total=0 about=about
+    if [ ${#extras[@]} -gt 1 ]; then about="up to"; fi
     for extra in "${extras[@]}"; do
         megabytes=$(sed -n "s/^$extra = \[.*# about \([0-9]*\) MB\$/\1/p" "$root/pyproject.toml")
         total=$((total + ${megabytes:-0}))
     done
-    echo "$(join "${extras[@]}") (about $total MB)"
+    echo "$(join "${extras[@]}") ($about $total MB)"
 }
 
 install_locked() {
