@@ -198,7 +198,7 @@ def _notes(comparison: Mapping[str, Any]) -> Iterator[str]:
         f"Model: {same['model.layers']} layers, hidden size {same['model.hidden']}. "
         f"Training: {same['samples']:,} samples in {same['settings.precision']} from "
         f"{same['data.train_windows']:,} windows of {same['data.train_questions']:,} questions, "
-        f"seeds {', '.join(map(str, seeds))}. "
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}. "
         f"Evaluation: {same['data.dev_questions']:,} questions. "
         f"Machine: {same['device']}, {same['cores']} cores, {same['processor']}."
     )
