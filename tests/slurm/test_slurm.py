@@ -85,7 +85,7 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster):
     state = cluster.wait(job, 800)
     output = cluster.output(job)
     assert state["JobState"] == "COMPLETED", output
-    assert "4 ranks over gloo: sums exactly right" in output
+    assert "4 ranks over gloo: all sums are exact" in output
     assert "4 ranks on cpu" in output
     assert "target reached" in output
     assert "checker, ruleset 5.0.0: " in output

@@ -102,7 +102,8 @@ def test_a_named_directory_that_others_can_write_is_refused(nothing_named, capsy
     named = nothing_named / "named"
     named.mkdir()
     os.environ["TRITON_CACHE_DIR"] = str(named)
-    problem = f"TRITON_CACHE_DIR: {named} may be written by others; make it yours alone (chmod 700)"
+    problem = f"TRITON_CACHE_DIR: {named} is writable by other users; "
+    problem += "name one that only you can write to (chmod 700)"
     for mode in (0o777, 0o1777, 0o770):
         named.chmod(mode)
         error = refusal(capsys, "config", "show", "nowhere.toml")
@@ -112,7 +113,7 @@ def test_a_named_directory_that_others_can_write_is_refused(nothing_named, capsy
         set_code_caches()
         before = os.umask(umask)
         try:
-            said = f"umask {umask:03o} lets them write in it; make it"
+            said = f"umask {umask:03o} lets them change its files; name one"
             with pytest.raises(ConfigError, match=said):
                 set_code_caches()
         finally:
@@ -172,7 +173,7 @@ def test_nobody_else_may_own_what_is_above_though_anybody_may_write_where_it_is_
     os.chown(above, SOMEBODY, SOMEBODY)
     for mode in (0o755, 0o1777):
         above.chmod(mode)
-        with pytest.raises(ConfigError, match=r"NUMBA_CACHE_DIR: .* which belongs to somebody"):
+        with pytest.raises(ConfigError, match=r"NUMBA_CACHE_DIR: .* which belongs to another user"):
             set_code_caches()
     os.chown(above, 0, 0)
     assert set_code_caches()["NUMBA_CACHE_DIR"] == above / "mine"

@@ -50,4 +50,4 @@ def test_a_compiler_may_be_named(machine, tmp_path, monkeypatch):
     for wrong in (str(tmp_path / "none"), ""):
         monkeypatch.setenv("CC", wrong)
         program(machine / "gcc")  # is not searched for then
-        assert f"CC is {wrong!r}, and there is no such" in str(why_triton_cannot_compile())
+        assert f"CC is {wrong!r}, but there is no such" in str(why_triton_cannot_compile())

@@ -142,7 +142,7 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
     assert_refused("its vocabulary 70", "bert", vocabulary=more)
     make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
     assert_refused("model.safetensors: is missing", "cut")
-    assert_refused("is there already", "bert", out="cut")
+    assert_refused("already exists", "bert", out="cut")
 
     def fail(path, *_):
         path.write_bytes(b"half")

@@ -45,7 +45,7 @@ def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved") / "model"
     words = vocabulary_of(*(f"w{number}" for number in range(VOCABULARY - 5)))
     save_for_transformers(directory, WIDE, WEIGHTS, words)
-    with pytest.raises(CheckpointError, match="is there already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         save_for_transformers(directory, WIDE, WEIGHTS, words)
     return directory
 

@@ -113,7 +113,7 @@ def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path):
         read_predictions(path, QUESTIONS)
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(DataError, match="has more than 1,073,741,824 bytes"):
+    with pytest.raises(DataError, match="is larger than 1,073,741,824 bytes"):
         read_questions(path)
 
 

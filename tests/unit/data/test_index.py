@@ -87,7 +87,11 @@ def test_an_interrupted_rewrite_leaves_no_manifest(tmp_path, monkeypatch):
     ("key", "value", "problem"),
     [
         ("format_version", 9, "format_version is 9"),
-        ("format_version", 1, "this program reads 2 or 3; delete index/dataset.json .* prepare"),
+        (
+            "format_version",
+            1,
+            "but this program reads 2 or 3; delete index/dataset.json .* prepare",
+        ),
         ("vocab_size", None, "manifest_sha256 does not match the contents"),
         ("mask_id", 99, "manifest_sha256 does not match the contents"),
         ("manifest_sha256", None, "has no key 'manifest_sha256'"),

@@ -217,7 +217,7 @@ def test_damaged_values_are_refused(prepared, name, index, value):
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("format_version", 2, "format_version is 2, this program reads 1"),
+        ("format_version", 2, "format_version is 2, but this program reads 1"),
         ("num_samples", None, "has no key 'num_samples'"),
         ("num_samples", 3, "elements instead of"),
         ("datasets.offsets", None, "has no key 'offsets'"),

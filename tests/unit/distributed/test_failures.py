@@ -41,7 +41,10 @@ def at_step_37():
 # As torch 2.13 raises them, in one line.
 CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"
 TAKEN = "The server socket has failed to listen: address already in use"
-LOST_ONE = "another rank closed the connection; look above and below for the first rank that failed"
+LOST_ONE = (
+    "another rank closed the connection; "
+    "look for the first rank that failed, in the lines above and below"
+)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_a_loop_that_goes_on_no_more_is_named(module, doing, in_thread, hangs, s
         (time.sleep if in_thread else function_of(module))(0.6)
     line = (
         f"mlperf_bert: error: rank 1 on {host_name()}, {whereabouts.in_words}: no progress for "
-        "0.2 s (run.hang_timeout_s); look for a rank that is gone, and for storage or a device "
+        "0.2 s (run.hang_timeout_s); look for a rank that has died, and for storage or a device "
         "that hangs\n"
     )
     assert said() == (line if hangs else "")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlperf_bert.distributed.launch import RankInfo, naming_the_awaited, read_rank_info
+from mlperf_bert.distributed.launch import RankInfo, read_rank_info, warn_if_waiting
 from mlperf_bert.errors import ConfigError
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")
@@ -106,12 +106,12 @@ def test_variables_of_a_job_that_is_over_are_named_while_waiting(capsys):
     left_over = {**SLURM, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
     left_over |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     info = read_rank_info(left_over)
-    with naming_the_awaited(info, left_over, after_s=0):
+    with warn_if_waiting(info, left_over, after_s=0):
         while not (said := capsys.readouterr().err):
             time.sleep(0.01)
-    assert "waiting for 1 other ranks, as SLURM_STEP_ID and SLURM_PROCID say; if" in said
-    with naming_the_awaited(replace(info, rank=1), left_over, after_s=0):
+    assert "waiting for 1 other ranks, because SLURM_STEP_ID and SLURM_PROCID are set; if" in said
+    with warn_if_waiting(replace(info, rank=1), left_over, after_s=0):
         pass
-    with naming_the_awaited(info, left_over):  # the others came in time
+    with warn_if_waiting(info, left_over):  # the others came in time
         pass
     assert capsys.readouterr().err == ""

@@ -240,11 +240,11 @@ def test_the_store_listens_on_its_address_alone(address):
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1", "MASTER_PORT: .* is taken on 127.0.0.1"),
-        ("192.0.2.77", "MASTER_ADDR: 192.0.2.77 is no address of this host"),
+        ("127.0.0.1", "MASTER_PORT: .* is already in use on 127.0.0.1"),
+        ("192.0.2.77", "MASTER_ADDR: 192.0.2.77 is not an address of this host"),
         ("0.0.0.0", "MASTER_ADDR: 0.0.0.0 is 0.0.0.0 here, which other nodes cannot reach"),
         ("localhost", r"MASTER_ADDR: localhost is \S+ here, which other nodes cannot reach"),
-        ("no.such.host.invalid", "MASTER_ADDR: 'no.such.host.invalid' is not known"),
+        ("no.such.host.invalid", "MASTER_ADDR: 'no.such.host.invalid' cannot be resolved"),
     ],
 )
 def test_where_rank_zero_does_not_listen_is_one_line(address, message):
@@ -274,8 +274,8 @@ def test_every_trainer_has_a_reader_on_its_node():
 @pytest.mark.parametrize(
     ("info", "said"),
     [
-        (process(0, 3, 3), "3 processes on a node"),
-        (process(0, 4, 4, "torchrun"), "under 'torchrun'"),
+        (process(0, 3, 3), "even number of processes on a node, not 3"),
+        (process(0, 4, 4, "torchrun"), "the launcher is 'torchrun'"),
         (process(0, 1, 1, "single"), "mpiexec -n"),
         (process(0, 6, 4), "same number"),
         (RankInfo(1, 8, 0, 4, 1, "mpi"), "consecutive"),  # dealt out round robin

@@ -19,11 +19,11 @@ LO = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 @pytest.mark.parametrize(
     ("name", "backend", "value", "said"),
     [
-        ("GLOO_SOCKET_IFNAME", "gloo", "eth9x", "is 'eth9x', and no interface has that name"),
-        ("GLOO_SOCKET_IFNAME", "nccl", f"{LO},ib7x", "is 'ib7x', and no interface has that name"),
+        ("GLOO_SOCKET_IFNAME", "gloo", "eth9x", "is 'eth9x', but no interface has that name"),
+        ("GLOO_SOCKET_IFNAME", "nccl", f"{LO},ib7x", "is 'ib7x', but no interface has that name"),
         ("GLOO_SOCKET_IFNAME", "gloo", "down", "is down, which has no address"),
-        ("NCCL_SOCKET_IFNAME", "nccl", "ib7x,ib8x", "is 'ib7x,ib8x', and no interface is called"),
-        ("NCCL_SOCKET_IFNAME", "nccl", f"={LO}x", "and no interface is called so"),
+        ("NCCL_SOCKET_IFNAME", "nccl", "ib7x,ib8x", "is 'ib7x,ib8x', but no interface has that"),
+        ("NCCL_SOCKET_IFNAME", "nccl", f"={LO}x", "but no interface has that name"),
     ],
 )
 def test_an_interface_that_is_not_there_is_named(monkeypatch, name, backend, value, said):
@@ -66,13 +66,13 @@ SAID = {  # an error of a collective, and what is said of it
         "no answer from other ranks within 600 s (run.hang_timeout_s)"
     ),
     "[a/gloo/transport/tcp/pair.cc:547] Connection timed out": (
-        "the network gave up on another rank (connection timed out)"
+        "the network connection to another rank failed (connection timed out)"
     ),
     "[a/gloo/transport/tcp/pair.cc:1] connect: Network is unreachable": (
-        "the network gave up on another rank (network is unreachable)"
+        "the network connection to another rank failed (network is unreachable)"
     ),
     "[a/gloo/transport/tcp/device.cc:84] Unable to find address for: eth9": (
-        "the network gave up on another rank (unable to find address for: eth9)"
+        "the network connection to another rank failed (unable to find address for: eth9)"
     ),
     "[a/gloo/transport/tcp/pair.cc:1] Connect timeout": "no answer from other ranks in time",
     "[a/gloo/transport/tcp/pair.cc:1] Timed out after 61 seconds waiting for clients": (

@@ -22,7 +22,7 @@ from mlperf_bert.distributed.signal_watch import (
 from mlperf_bert.distributed.stop_request import StopRequest
 
 CPU = torch.device("cpu")
-HINT = "mlperf_bert: Ctrl-C: saving and ending; again to end at once\n"
+HINT = "mlperf_bert: saving and stopping because of Ctrl-C (press it again to exit at once)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,8 @@ def test_before_the_first_step_there_is_nothing_to_save(number, left, tmp_path, 
     assert left == [75]
     assert file.read_text() == "75\n"
     said = capsys.readouterr().err
-    assert said.startswith(f"mlperf_bert: {number.name} before the first step: nothing to save\n")
+    told = f"stopped by {number.name} before the first step, so there is nothing to save"
+    assert said.startswith(f"mlperf_bert: {told}\n")
 
 
 @pytest.mark.parametrize(("speaks", "said"), [(True, HINT), (False, "")])
@@ -171,7 +172,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(left, tmp_path, capsys):
     with SignalWatch(Whereabouts(), speaks=False, status_file=path):
         os.kill(os.getpid(), signal.SIGTERM)
     assert left == [75]
-    said = f"{path} cannot be written (No such file or directory): it was to tell status 75"
+    said = f"cannot write status 75 to {path} (No such file or directory)"
     assert capsys.readouterr().err.startswith(f"mlperf_bert: warning: {said}\n")
     taken = tmp_path / "status_0"
     taken.mkdir()

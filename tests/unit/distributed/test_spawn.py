@@ -79,13 +79,13 @@ def stands_for_python(tmp_path, monkeypatch):
         (("0", "0"), 1, 0, None),
         (("2", "wait=60"), 1, 2, None),  # a mistake, which the rank has told
         (("3", "3"), 1, 3, None),
-        (("1", "wait=60"), 1, 1, "rank 0 (pid N) ended with status 1"),
-        (("70", "wait=60"), 1, 70, "rank 0 (pid N) ended with status 70"),
+        (("1", "wait=60"), 1, 1, "rank 0 (pid N) exited with status 1"),
+        (("70", "wait=60"), 1, 70, "rank 0 (pid N) exited with status 70"),
         (("wait=60", "kill=9"), 1, 137, "rank 1 (pid N) was killed by SIGKILL"),
-        (("1", "trap=2,wait=60"), 1, 1, "rank 0 (pid N) ended with status 1"),
+        (("1", "trap=2,wait=60"), 1, 1, "rank 0 (pid N) exited with status 1"),
         # A rank that only lost another is no cause, however late the other ends.
         (("70", "later,kill=9"), 60, 137, "rank 1 (pid N) was killed by SIGKILL"),
-        (("later,70", "1"), 60, 1, "rank 1 (pid N) ended with status 1"),
+        (("later,70", "1"), 60, 1, "rank 1 (pid N) exited with status 1"),
     ],
 )
 def test_the_first_cause_is_a_line(
@@ -104,8 +104,12 @@ def test_the_first_cause_is_a_line(
         (("trap=75,after=1,tell=15,wait=60", "trap=75,wait=60"), 75, ""),
         (("trap=75,after=1,tell=15,wait=60", "trap=2,wait=60"), 2, ""),  # could not save
         (("trap=0,after=1,tell=15,wait=60", "trap=0,wait=60"), 0, ""),  # at its end anyway
-        (("tell=15,wait=60", "wait=60"), 75, "SIGTERM before the first step: nothing to save"),
-        (("after=1,tell=15,wait=60", "ignore,wait=60"), 75, "ranks did not end within 1 s"),
+        (("tell=15,wait=60", "wait=60"), 75, "stopped by SIGTERM before the first step"),
+        (
+            ("after=1,tell=15,wait=60", "ignore,wait=60"),
+            75,
+            "killing the ranks that did not exit within 1 s",
+        ),
     ],
 )
 def test_a_signal_goes_to_the_ranks(ranks, status, said, stands_for_python, capfd):
@@ -135,7 +139,7 @@ def test_ranks_meet_where_nobody_else_may_be(tmp_path):
 
 def test_ranks_that_cannot_be_started_are_one_line(stands_for_python, tmp_path):
     stands_for_python.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="rank 0 of 2 cannot be started"):
+    with pytest.raises(ConfigError, match="rank 0 of 2 could not be started"):
         spawn.run_on_ranks(["0", "0"], 2)
 
 

@@ -119,7 +119,7 @@ def test_an_outcome_comes_back_as_it_was_written_and_another_form_is_one_line(tm
     with pytest.raises(DataError, match="is not valid JSON"):
         read_outcome(path)
     for changed, reason in (
-        (values | {"schema_version": 2}, "schema_version is 2, this program reads 1"),
+        (values | {"schema_version": 2}, "schema_version is 2, but this program reads 1"),
         ({"schema_version": 1}, "has no key 'status'"),
         (values | {"status": "won"}, "status is 'won', neither success nor aborted"),
         (values | {"steps": None}, "steps is None, not a number"),

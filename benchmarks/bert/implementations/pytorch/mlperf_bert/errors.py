@@ -1,7 +1,8 @@
-"""Messages to the user: one-line errors on stderr, exit statuses, commands to type next.
+"""Messages to the user: one-line errors on stderr, exit statuses, and commands to type next.
 
-An error says where, what is wrong, and the remedy. Launchers act on the statuses, which
-docs/guides/clusters.md explains. Each line is one write, so lines of several ranks do not mix.
+An error names the place, says what is wrong there, and says how to fix it. Launchers act on the
+exit statuses, which docs/guides/clusters.md explains. Each line is written in one call, so that
+lines of several ranks do not mix.
 """
 
 import os
@@ -11,21 +12,21 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-FAULT = 1  # a bug of ours, with a traceback
-MISTAKE = 2  # an error that the user can mend, in one line; argparse uses the same
+FAULT = 1  # a bug in this program, reported with a traceback
+MISTAKE = 2  # an error that the user can fix, reported in one line as argparse does
 TARGET_MISSED = 3
-LOST = 70  # other ranks do not answer, or something hangs
-STOPPED = 75  # a signal ended the run: after saving, or before there was anything to save
-INTERRUPTED = 130  # ended by SIGINT (a second Ctrl-C)
-NOBODY_READS = 141  # ended by SIGPIPE: `| head` has closed the pipe
+LOST = 70  # other ranks do not answer, or this rank hangs
+STOPPED = 75  # a signal ended the run, after saving or before there was anything to save
+INTERRUPTED = 130  # ended by SIGINT, at the second Ctrl-C
+NOBODY_READS = 141  # ended by SIGPIPE, for example because `| head` closed the pipe
 
-_LONGEST = 1200  # characters of each part; our own paths and lists are shorter
+_LONGEST = 1200  # characters per part of a message, more than our own paths and lists have
 
 
 def one_line(text: str) -> str:
-    """`text` made safe for a terminal: shortened, with line ends and escapes written out.
+    """Shorten `text` and escape its control characters, so that it is safe for a terminal.
 
-    It may contain names from untrusted files.
+    The text may contain names from untrusted files.
     """
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
@@ -35,18 +36,18 @@ def one_line(text: str) -> str:
 
 
 class UserError(Exception):
-    """Base of errors that the command line reports in one line, without a traceback.
+    """Base class of errors that the command line reports in one line, without a traceback.
 
-    `where` is the config field, file or argument at fault, `problem` says what is wrong with it and
-    gives the value, `remedy` says what to do.
+    `where` names the setting, file or argument at fault. `problem` says what is wrong with it and
+    quotes the value. `remedy` says how to fix it.
     """
 
     exit_status = MISTAKE
-    is_of_all_ranks = False  # that raise it together
-    is_said = False
+    is_of_all_ranks = False  # True if all ranks raise this error together
+    is_said = False  # True once the error has been printed
 
     def __init__(self, where: str, problem: str, remedy: str) -> None:
-        super().__init__(where, problem, remedy)  # so that it can be pickled
+        super().__init__(where, problem, remedy)  # all three, so that it can be pickled
 
     def __str__(self) -> str:
         where, problem, remedy = map(one_line, self.args)
@@ -54,7 +55,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A setting, an option, an environment variable or an installation that cannot work."""
+    """A setting, option, environment variable or installation that cannot work."""
 
 
 class DataError(UserError):
@@ -62,10 +63,10 @@ class DataError(UserError):
 
 
 class UnreadableError(DataError):
-    """An existing file that cannot be read: a permission is missing, or the file system fails.
+    """An existing file that cannot be read because of its permissions or a failing file system.
 
-    Its contents are unknown, so it does not count as damaged: code that skips damaged files must
-    not catch this error.
+    The contents of the file are unknown, so it does not count as damaged. Code that skips damaged
+    files must not catch this error.
     """
 
 
@@ -74,20 +75,20 @@ class CheckpointError(UserError):
 
 
 class LostRanksError(UserError):
-    """Other ranks do not answer: they are dead, hung, or behind a broken network."""
+    """Other ranks do not answer because they died, hang, or are behind a broken network."""
 
     exit_status = LOST
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True for Python's or torch's out-of-memory error, without importing torch."""
+    """Return True for an out-of-memory error of Python or torch, without importing torch."""
     torch = sys.modules.get("torch")
     is_gpus = torch is not None and isinstance(error, torch.OutOfMemoryError)
     return is_gpus or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def say(text: str) -> None:
-    """Flush stdout, then write `mlperf_bert: <text>` to stderr; a closed stderr is no error."""
+    """Flush stdout, then write `mlperf_bert: <text>` to stderr. Ignore a closed stderr."""
     with suppress(OSError):
         sys.stdout.flush()
     with suppress(OSError):
@@ -96,19 +97,20 @@ def say(text: str) -> None:
 
 
 def say_error(line: object) -> None:
-    """Print in one line why the program ends; nothing if rank 0 says it for all ranks."""
+    """Print in one line why the program ends, unless rank 0 has printed it for all ranks."""
     if not getattr(line, "is_said", False):
         say(f"error: {line}")
 
 
 def typed(*words: object) -> str:
-    """A command of this program, quoted for the shell that started it.
+    """Return a command of this program, quoted for the shell that started it.
 
-    It begins with `mlperf_bert` if that shell finds this program, else with its path.
+    The command begins with `mlperf_bert` if that shell finds this program, and otherwise with the
+    path of the program.
     """
-    beside, found = Path(sys.executable).with_name("mlperf_bert"), shutil.which("mlperf_bert")
+    own, found = Path(sys.executable).with_name("mlperf_bert"), shutil.which("mlperf_bert")
     program = [sys.executable, "-P", "-m", "mlperf_bert"]
-    if os.access(beside, os.X_OK):
-        is_found = found is not None and os.path.samefile(found, beside)
-        program = ["mlperf_bert" if is_found else str(beside)]
+    if os.access(own, os.X_OK):
+        is_found = found is not None and os.path.samefile(found, own)
+        program = ["mlperf_bert" if is_found else str(own)]
     return shlex.join([*program, *map(str, words)])

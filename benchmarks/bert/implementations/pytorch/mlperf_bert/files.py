@@ -1,11 +1,12 @@
-"""Files: read without waiting or trusting, and written so that nothing is left half-written.
+"""Safe reading of untrusted files, and writing that never leaves a file half-written.
 
-Reading takes bounded regular files and JSON objects. Nothing waits on a pipe or reads a device in a
-file's place, and a missing file is told apart from a failing file system, where pathlib answers
-"no" to some failures and raises at others. A prepared set, a run and a checkpoint of one's own are
-trusted as far as their digests go.
+The readers accept regular files of bounded size and JSON objects. They never block on a pipe or
+read a device that stands in place of a file. They also tell a missing file from a failing file
+system, because pathlib answers "no" to some failures and raises an error for others. The user's
+own prepared sets, runs and checkpoints are trusted once their digests have been checked.
 
-Temporary files and directories are renamed when they are complete, and lines are written whole.
+The writers write to a temporary name and rename it when the contents are complete. Lines of a log
+are written whole or not at all.
 """
 
 import errno
@@ -25,24 +26,24 @@ from typing import Any, TypeVar
 
 from mlperf_bert.errors import CheckpointError, ConfigError, DataError, UnreadableError
 
-MAX_JSON_BYTES = 8 * 2**20  # a manifest of 5,000 shards has 1.3 MB, a log or a sidecar far less
-_BRIEF = 60
+MAX_JSON_BYTES = 8 * 2**20  # a manifest of 5,000 shards has 1.3 MB, other files have far less
+_BRIEF = 60  # characters of an untrusted value in a message
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
-_NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # this file's message for other kinds of files
-NO_ROOM = "check the disk's free space and that it can be written"
+_NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # raised below for other kinds of files
+NO_ROOM = "check that the disk has free space and is writable"
 
 
 def open_regular_file(path: Path) -> FileIO:
-    """Open a file for reading, unbuffered, without waiting on a pipe in its place.
+    """Open a regular file for unbuffered reading, without blocking if it is a pipe.
 
-    Raises OSError, whose `strerror` says what is wrong, for anything but a regular file;
-    FileNotFoundError if there is no file.
+    Raises FileNotFoundError if there is no file, and OSError for anything that is not a regular
+    file. The error's `strerror` says what is wrong.
     """
     try:
-        # Opening a pipe without a writer would block, and a terminal must not become ours.
+        # The flags avoid blocking on a pipe without a writer, and taking over a terminal.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except ValueError:  # a zero byte, or characters outside the file system's encoding
-        raise OSError(errno.EINVAL, "is no name of a file") from None
+        raise OSError(errno.EINVAL, "is not a valid file name") from None
     if S_ISREG(os.fstat(descriptor).st_mode):
         return FileIO(descriptor)
     os.close(descriptor)
@@ -50,24 +51,25 @@ def open_regular_file(path: Path) -> FileIO:
 
 
 def not_through_a_link(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file for writing, as `opener` of `open`, without waiting on a pipe in its place.
+    """Open a file for writing without following a link or blocking on a pipe.
 
-    Raises OSError (ELOOP, ENXIO) for a symbolic link, and for a pipe that nobody reads.
+    Pass it as the `opener` of `open`. Raises OSError with ELOOP for a symbolic link, and with ENXIO
+    for a pipe that nobody reads.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """The contents of a regular file of at most `max_bytes`. Raises OSError, as opening does."""
+    """Read a regular file of at most `max_bytes`. Raises OSError like `open_regular_file`."""
     with BufferedReader(open_regular_file(path)) as file:
         contents = file.read(max_bytes + 1)
     if len(contents) > max_bytes:
-        raise OSError(errno.EFBIG, f"has more than {max_bytes:,} bytes")
+        raise OSError(errno.EFBIG, f"is larger than {max_bytes:,} bytes")
     return contents
 
 
 def file_sha256(path: Path) -> str:
-    """The digest of a regular file of any size, in hex. Raises OSError, as opening it does."""
+    """Return the hex digest of a regular file. Raises OSError like `open_regular_file`."""
     with open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -84,44 +86,45 @@ def parse_json_object(text: str | bytes) -> dict[str, Any]:
 
 
 def in_brief(value: object) -> str:
-    """An untrusted value for a message: always one short line of ASCII."""
+    """Format an untrusted value for a message, as one short line of ASCII."""
     if isinstance(value, dict | list):
         return f"a {type(value).__name__}"
     if type(value) is int and value.bit_length() > _BRIEF:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write a huge one
     if isinstance(value, str | bytes):
-        value = value[: _BRIEF + 1]  # so that a long value is not written out in full first
+        value = value[: _BRIEF + 1]  # so that a long value is not formatted in full first
     return f"{value!a:.{_BRIEF}}"
 
 
 def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> DataError:
-    """The error for a file that was not read: UnreadableError, unless the file is to blame.
+    """Return the error to raise for a file that could not be read.
 
-    `missing` is the problem if there is no such file, `remedy` what to do about a file that is
-    missing or of the wrong kind.
+    That is a DataError if the file is missing or of the wrong kind, and otherwise an
+    UnreadableError. `missing` is the problem to report for a missing file. `remedy` says what to do
+    about a file that is missing or of the wrong kind.
     """
     if error.errno in _NOT_THERE:
         return DataError(str(path), missing, remedy)
-    problem = error.strerror or "fails"
+    problem = error.strerror or "unknown error"
     if error.errno in _NO_SUCH_FILE:
         return DataError(str(path), problem, remedy)
-    remedy = "check its permissions and its file system, then try again"
+    remedy = "check its permissions and its file system, and then try again"
     return UnreadableError(str(path), f"cannot be read ({problem})", remedy)
 
 
 def is_there(path: Path) -> bool:
-    """True if there is anything, even a broken link. Raises UnreadableError."""
+    """Return True if anything has this path, even a broken link. Raises UnreadableError."""
     return _seen(path, follows=False) is not None
 
 
 def is_file(path: Path) -> bool:
-    """True if there is a regular file, or a link to one. Raises UnreadableError."""
+    """Return True for a regular file or a link to one. Raises UnreadableError."""
     seen = _seen(path, follows=True)
     return seen is not None and S_ISREG(seen.st_mode)
 
 
 def names_in(directory: Path) -> list[str]:
-    """Sorted names of a directory's entries; none if it is missing.
+    """Return the sorted names of a directory's entries, or none if it is missing.
 
     Raises UnreadableError.
     """
@@ -143,27 +146,27 @@ def _seen(path: Path, *, follows: bool) -> os.stat_result | None:
 
 
 def file_size(path: Path, remedy: str) -> int:
-    """Bytes of a regular file. Raises DataError for anything else, a pipe or a device too."""
+    """Return the size of a regular file in bytes. Raises DataError for anything else."""
     try:
         status = path.stat()
     except OSError as error:
-        raise DataError(str(path), error.strerror or "is missing", remedy) from None
+        raise DataError(str(path), error.strerror or "no such file", remedy) from None
     except ValueError:  # a name that no file system accepts
-        raise DataError(repr(str(path)), "is no file name", remedy) from None
+        raise DataError(repr(str(path)), "is not a valid file name", remedy) from None
     if not S_ISREG(status.st_mode):
         raise DataError(str(path), "is not a regular file", remedy)
     return status.st_size
 
 
 def check_size(path: Path, size: int, remedy: str) -> None:
-    """Raise DataError unless the file is a regular one of `size` bytes; it is not opened."""
+    """Raise DataError unless `path` is a regular file of `size` bytes, without opening it."""
     found = file_size(path, remedy)
     if found != size:
         raise _size_error(path, found, size, remedy)
 
 
 def file_digest(path: Path, remedy: str) -> str:
-    """The sha256 of a regular file. Raises DataError when it cannot be read."""
+    """Return the sha256 of a regular file in hex. Raises DataError if it cannot be read."""
     try:
         return file_sha256(path)
     except OSError as error:
@@ -171,18 +174,21 @@ def file_digest(path: Path, remedy: str) -> str:
 
 
 def check_digest(path: Path, sha256: str, remedy: str) -> None:
-    """Raise DataError if the file is not the one that the manifest names."""
+    """Raise DataError if the digest of a file differs from the manifest's."""
     if file_digest(path, remedy) != sha256:
         raise digest_error(str(path), remedy)
 
 
 def digest_error(where: str, remedy: str) -> DataError:
-    """The error for a file that is not the one that the manifest names."""
-    return DataError(where, "is not the file that the manifest names (its sha256 differs)", remedy)
+    """Return the error for a file whose digest differs from the manifest's."""
+    return DataError(where, "its sha256 differs from the one in the manifest", remedy)
 
 
 def map_file(path: Path, size: int, remedy: str) -> mmap.mmap:
-    """Map a regular file of `size` bytes, one or more, read-only. Raises DataError if it is not."""
+    """Map a regular file of `size` bytes, at least one, as read-only memory.
+
+    Raises DataError if there is no such file, or if it has another size.
+    """
     try:
         with open_regular_file(path) as file:
             found = os.fstat(file.fileno()).st_size
@@ -190,13 +196,13 @@ def map_file(path: Path, size: int, remedy: str) -> mmap.mmap:
                 return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be mapped", remedy) from None
-    except ValueError:  # truncated since its size was checked
+    except ValueError:  # the file was truncated after its size was checked
         raise DataError(str(path), "cannot be mapped", remedy) from None
     raise _size_error(path, found, size, remedy)
 
 
 def _size_error(path: Path, found: int, size: int, remedy: str) -> DataError:
-    return DataError(str(path), f"is {found} bytes where {size} belong", remedy)
+    return DataError(str(path), f"has {found:,} bytes instead of {size:,}", remedy)
 
 
 Parsed = TypeVar("Parsed")
@@ -205,9 +211,9 @@ Parsed = TypeVar("Parsed")
 def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
     """Parse the JSON object in `path`.
 
-    `missing` is the problem to report when there is no such file, `remedy` what the user can do
-    about any problem with it. Raises DataError if it is missing, no regular file, too large, or not
-    one JSON object; UnreadableError if it cannot be read.
+    `missing` is the problem to report if there is no such file. `remedy` says what the user can do
+    about any problem with the file. Raises DataError if the file is missing, too large, not a
+    regular file or not one JSON object, and UnreadableError if it cannot be read.
     """
     try:
         return parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
@@ -219,9 +225,9 @@ def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Within it, a missing key or an unfit value becomes a DataError that names the file.
+    """Turn an error of the body about a missing key or a wrong value into a DataError for `path`.
 
-    A ValueError says in its own words what is wrong.
+    The text of a ValueError becomes the problem of the DataError.
     """
     try:
         yield
@@ -232,9 +238,10 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 def parse(kind: type[Parsed], values: Mapping[str, Any], **found: Any) -> Parsed:
-    """Build a dataclass from the keys of its fields; `found` gives fields that need conversion.
+    """Build a dataclass from the values that have the names of its fields.
 
-    A missing key has the field's default, other keys are left out. Raises KeyError.
+    `found` has the fields that the caller has already converted. A field without a value gets its
+    default, and other keys are ignored. Raises KeyError if a field has neither.
     """
     for field in fields(kind):  # type: ignore[arg-type]
         is_needed = field.default is MISSING and field.default_factory is MISSING
@@ -244,24 +251,24 @@ def parse(kind: type[Parsed], values: Mapping[str, Any], **found: Any) -> Parsed
 
 
 def check_version(values: Mapping[str, Any], *versions: int, key: str = "format_version") -> None:
-    """Raise ValueError for a version other than these, KeyError for none."""
+    """Raise ValueError unless `values` has one of these versions, and KeyError if it has none."""
     if values[key] not in versions:
         read = " or ".join(map(str, versions))
-        raise ValueError(f"{key} is {in_brief(values[key])}, this program reads {read}")
+        raise ValueError(f"{key} is {in_brief(values[key])}, but this program reads {read}")
 
 
 def bare_name(name: str) -> str:
-    """The same name, if it leads nowhere else than into its directory. Raises ValueError."""
+    """Return `name` if it names an entry of its own directory. Raises ValueError otherwise."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{in_brief(name)} is not a bare file name")
+        raise ValueError(f"{in_brief(name)} is not a file name without a directory")
     return name
 
 
 def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` without keys at their default, so that new keys do not change old files.
+    """Remove the keys that have their default, so that new keys do not change old files.
 
-    Files with the same meaning, written before and after a key was added, are equal byte by byte
-    and have equal digests.
+    Two files with the same meaning then have the same bytes and digests, even if one of them was
+    written before a key was added.
     """
     return {
         key: value for key, value in values.items() if key not in defaults or defaults[key] != value
@@ -269,40 +276,40 @@ def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:
-    """JSON in the form of prepared sets: indented, keys in the given order."""
+    """Format values as the JSON of prepared sets, indented and with keys in the given order."""
     return (json.dumps(values, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it is renamed to `path` on success, deleted on failure.
+    """Yield a temporary path. Rename it to `path` on success, and delete it on failure.
 
-    Raises DataError when the file cannot be written.
+    Raises DataError if the file cannot be written.
     """
-    temporary = _beside(path)
+    temporary = _temporary(path)
     try:
-        temporary.unlink(missing_ok=True)  # a link at this name would be written through
+        temporary.unlink(missing_ok=True)  # writing would follow a link of this name
         yield temporary
-        # Without the flush a power cut could leave a complete name over incomplete contents.
+        # Without the flush, a power cut could leave the final name with incomplete contents.
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise _not_written(path, error) from error
     finally:
-        with suppress(OSError):  # a place that cannot be written may refuse the removal too
+        with suppress(OSError):  # a directory that cannot be written may refuse the removal too
             temporary.unlink(missing_ok=True)
 
 
 def write_file(path: Path, contents: bytes | memoryview) -> None:
-    """Write or replace `path` in one step. Raises DataError when it cannot be written."""
+    """Write or replace `path` in one step. Raises DataError if it cannot be written."""
     with replaced_file(path) as temporary, temporary.open("xb") as file:
         file.write(contents)
 
 
 def check_writable(path: Path) -> None:
-    """Check that `write_file` could write `path`, without changing it. Raises DataError."""
-    temporary = _beside(path)
+    """Check that `write_file` could write `path`, without changing it. Raises DataError if not."""
+    temporary = _temporary(path)
     try:
         temporary.unlink(missing_ok=True)
         temporary.touch(exist_ok=False)
@@ -312,18 +319,18 @@ def check_writable(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its parents. Raises DataError when that fails."""
+    """Create a directory and its parents. Raises DataError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or "cannot be created"
-        raise DataError(str(path), reason, "name a directory that can be written") from error
+        raise DataError(str(path), reason, "name a directory that you can write to") from error
 
 
 def remove_temporaries(directory: Path, names: Collection[str]) -> None:
-    """Remove temporary files of killed writers, `.NAME.PID-MACHINE.tmp` of a NAME in `names`.
+    """Remove the temporary files of killed writers, `.NAME.PID-MACHINE.tmp` for NAME in `names`.
 
-    No writer of these files may be running, on any machine.
+    The caller ensures that no writer of these files is running on any machine.
     """
     for path in directory.glob(".*.tmp"):
         name, _, writer = path.stem.removeprefix(".").rpartition(".")
@@ -331,50 +338,50 @@ def remove_temporaries(directory: Path, names: Collection[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _beside(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{_machine()}.tmp")
 
 
 def _machine() -> str:
-    """A name for this machine, since processes of two machines may have equal ids."""
+    """Return a name for this machine, because processes on two machines may have the same id."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def _not_written(path: Path, error: OSError) -> DataError:
     reason = error.strerror or "cannot be written"
-    return DataError(str(path), reason, "check the directory and its free space")
+    return DataError(str(path), reason, "check its directory and the free space of the disk")
 
 
 @contextmanager
 def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
-    """Yield a directory to fill; it is renamed to `path` on success, deleted on failure.
+    """Yield a directory to fill. Rename it to `path` on success, and delete it on failure.
 
-    `path` must be absent or an empty directory; about `num_bytes` will be written. Raises
-    CheckpointError if `path` is taken or cannot be written.
+    `path` must be an empty directory or not exist. `num_bytes` is about the number of bytes that
+    the caller will write. Raises CheckpointError if `path` exists or cannot be written.
     """
     path = Path(os.path.abspath(path))
-    beside = path.with_name(f".{path.name or 'out'}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name or 'out'}.{os.getpid()}.partial")
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise CheckpointError(str(path), "is there already", "name a new directory")
-        beside.mkdir(parents=True)
-        if shutil.disk_usage(beside).free < num_bytes:
-            problem = f"needs {num_bytes / 1e6:,.0f} MB, the disk has less"
-            raise CheckpointError(str(path), problem, "name a directory elsewhere")
-        yield beside
-        beside.rename(path)
+            raise CheckpointError(str(path), "already exists", "name a new directory")
+        partial.mkdir(parents=True)
+        if shutil.disk_usage(partial).free < num_bytes:
+            problem = f"needs {num_bytes / 1e6:,.0f} MB, but the disk has less free space"
+            raise CheckpointError(str(path), problem, "name a directory on another disk")
+        yield partial
+        partial.rename(path)
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
         raise CheckpointError(str(path), problem, NO_ROOM) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
 def whole_or_nothing(file: int) -> Iterator[None]:
-    """Undo a failed append to an open file.
+    """Undo the body's append to an open file if it fails, and raise its OSError.
 
-    The next line would otherwise continue half a line. Raises the body's OSError.
+    Without this, the next line would continue half a line.
     """
     end = os.fstat(file).st_size
     try:
@@ -387,14 +394,14 @@ def whole_or_nothing(file: int) -> Iterator[None]:
 
 
 class LineFile:
-    """Appends whole lines; each is in the file when `append` returns.
+    """A log file that lines are appended to, each in the file when `append` returns.
 
     A line that cannot be written is dropped, because training is worth more than its log. `warn` is
-    called for the first dropped line, and again only after a line was written.
+    called for the first dropped line, and again only after another line could be written.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None], *, continued: bool = False) -> None:
-        """Open a new file, or an existing one if `continued`.
+        """Create a new file, or open an existing one if `continued`.
 
         Raises ConfigError if that fails.
         """
@@ -404,13 +411,13 @@ class LineFile:
             mode = "a" if continued else "x"
             self._file = FileIO(path, mode, opener=not_through_a_link)
         except OSError as error:
-            remedy = "give a run directory that you can write to"
+            remedy = "use a run directory that you can write to"
             raise ConfigError(str(path), f"cannot be opened ({error.strerror})", remedy) from None
         self._file.seek(0, os.SEEK_END)
         self._is_failing = False
 
     def append(self, line: str) -> None:
-        """Write a line; the line end is added."""
+        """Write a line, and add the line end."""
         contents = memoryview(f"{line}\n".encode())
         try:
             with whole_or_nothing(self._file.fileno()):
@@ -418,7 +425,7 @@ class LineFile:
                     contents = contents[self._file.write(contents) :]
         except OSError as error:
             if not self._is_failing:
-                self._warn(f"{self._path} cannot be written ({error.strerror}): going on without")
+                self._warn(f"cannot write {self._path} ({error.strerror}); continuing without it")
             self._is_failing = True
         else:
             self._is_failing = False

@@ -1,1 +1,1 @@
-"""Ranks and process groups."""
+"""Ranks, process groups, and the communication of gradients."""

@@ -1,14 +1,15 @@
-"""Plan of gradient buckets, and each tensor's place in the flat buffers; no torch.
+"""Plan of gradient buckets, and the position of each tensor in the flat buffers. Needs no torch.
 
-DistributedDataParallel (arXiv 2006.15704) runs its first step with one bucket and then rebuilds:
-parameters in the order in which their gradients became ready are put into a bucket until it holds
-the cap or more. A gradient is never split, and a bucket is sent when its last gradient is ready.
+DistributedDataParallel (DDP, arXiv 2006.15704) runs its first step with one bucket and then
+rebuilds its buckets. It adds parameters to a bucket, in the order in which their gradients became
+ready, until the bucket reaches the cap. A gradient is never split, and a bucket is sent when its
+last gradient is ready.
 
-A flat buffer is a row of buckets; a bucket is a row of tensors, each padded to a multiple of BLOCK.
-The bucket is padded too, so that it splits into `num_shards` equal pieces, each a multiple of
-BLOCK. Shard r owns the r-th piece of every bucket, the one that a reduce-scatter of the bucket
-gives it. Its own buffers hold these pieces one after the other, so the piece of a bucket at `start`
-begins there at start / num_shards.
+A flat buffer is a sequence of buckets, and a bucket is a sequence of tensors, each padded to a
+multiple of BLOCK. The bucket is padded too, so that it splits into `num_shards` equal pieces whose
+sizes are multiples of BLOCK. Shard r owns the r-th piece of every bucket, which is the piece that a
+reduce-scatter of the bucket gives it. The buffers of a shard have these pieces one after the other,
+so the piece of a bucket that begins at `start` begins there at start / num_shards.
 """
 
 import math
@@ -19,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIB = 2**20
-# torch.nn.parallel.DistributedDataParallel's default cap, and its first bucket's cap.
+# Default caps of DDP, for all buckets and for the first one.
 DEFAULT_CAP_MB = 25.0
 SMALL_FIRST_CAP_MB = 1.0
-BLOCK = 1024  # elements: tensors in flat buffers are padded to multiples of it
+BLOCK = 1024  # tensors in flat buffers are padded to a multiple of this number of elements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyGradient:
-    """A parameter, and when its gradient is complete, as a share of backward from 0 to 1."""
+    """A parameter, and the fraction of backward, 0 .. 1, after which its gradient is complete."""
 
     name: str
     numel: int
@@ -37,13 +38,14 @@ class ReadyGradient:
 def plan_buckets(
     gradients: Iterable[ReadyGradient], element_bytes: int, cap_mb: float
 ) -> list[list[ReadyGradient]]:
-    """The buckets after DDP's rebuild, in the order in which they are sent.
+    """Plan the buckets that DDP has after its rebuild, in the order in which they are sent.
 
     Args:
-        gradients: those of all parameters, of one dtype, in the order in which they become ready.
+        gradients: the gradients of all parameters, of one dtype, in the order in which they become
+            ready.
         element_bytes: size of that dtype.
         cap_mb: `parallel.bucket_cap_mb`, in MiB. A bucket is closed as soon as it reaches the cap,
-            so it may be larger. With DDP's default the first bucket's cap is smaller.
+            so it may be larger. With DDP's default, the cap of the first bucket is smaller.
     """
     is_default = ddp_bucket_cap_mb(cap_mb) is None
     limit = _cap_bytes(SMALL_FIRST_CAP_MB if is_default else cap_mb)
@@ -60,9 +62,9 @@ def plan_buckets(
 def plan_in_reverse(
     numel_by_name: Mapping[str, int], element_bytes: int, cap_mb: float
 ) -> list[list[str]]:
-    """Names of the buckets from `plan_buckets`, given only the order of the parameters.
+    """Plan buckets as `plan_buckets` does, as lists of parameter names.
 
-    Gradients are assumed to become ready in the reverse order.
+    The gradients are assumed to become ready in the reverse order of the parameters.
     """
     ready = [
         ReadyGradient(name=name, numel=numel_by_name[name], ready_at=1.0)
@@ -73,10 +75,10 @@ def plan_in_reverse(
 
 
 def ddp_bucket_cap_mb(cap_mb: float) -> float | None:
-    """The value of DDP's `bucket_cap_mb`: None for its default.
+    """Return the value for DDP's `bucket_cap_mb`, which is None for its default.
 
-    Only with None does DDP close the first bucket at 1 MiB, so that communication starts early; an
-    explicit cap holds for the first bucket too, even one of 25 MiB.
+    Only with None does DDP close the first bucket at 1 MiB, so that communication starts early. An
+    explicit cap also applies to the first bucket, even if it equals the default of 25 MiB.
     """
     return None if cap_mb == DEFAULT_CAP_MB else cap_mb
 
@@ -87,7 +89,7 @@ def _cap_bytes(cap_mb: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FlatTensor:
-    """One parameter; `start` is its first element's place in the whole flat buffer."""
+    """A parameter in the whole flat buffer, where its first element is at `start`."""
 
     name: str
     shape: tuple[int, ...]
@@ -95,18 +97,18 @@ class FlatTensor:
 
     @property
     def numel(self) -> int:
-        """Elements, without padding."""
+        """The number of elements, without padding."""
         return math.prod(self.shape)
 
     @property
     def stop(self) -> int:
-        """End of its elements, without padding."""
+        """The end of its elements in the buffer, without padding."""
         return self.start + self.numel
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that are sent together: elements `start` to `stop` of the whole flat buffer."""
+    """Tensors that are sent together, at `start` to `stop` in the whole flat buffer."""
 
     start: int
     stop: int
@@ -115,7 +117,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The elements `first` to `last` of a tensor (flattened), at `start` of a shard's buffers."""
+    """The elements `first` to `last` of a flattened tensor, at `start` in a shard's buffers."""
 
     tensor: FlatTensor
     first: int
@@ -124,7 +126,7 @@ class Segment:
 
     @property
     def in_shard(self) -> slice:
-        """The elements' place in the shard's buffers."""
+        """The position of the elements in the shard's buffers."""
         return slice(self.start, self.start + self.last - self.first)
 
     @property
@@ -135,44 +137,47 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """The places of all tensors of a model, for a number of shards."""
+    """The positions of all tensors of a model in flat buffers of `num_shards` shards."""
 
     buckets: tuple[Bucket, ...]
     num_shards: int
 
     @property
     def numel(self) -> int:
-        """Elements of a whole flat buffer, padding included."""
+        """The number of elements of a whole flat buffer, including padding."""
         return self.buckets[-1].stop
 
     @property
     def shard_numel(self) -> int:
-        """Elements of one shard's buffers, padding included."""
+        """The number of elements of one shard's buffer, including padding."""
         return self.numel // self.num_shards
 
     @property
     def tensors(self) -> tuple[FlatTensor, ...]:
-        """All tensors in the order of the buffer."""
+        """All tensors, in the order of the buffer."""
         return tuple(tensor for bucket in self.buckets for tensor in bucket.tensors)
 
     @property
     def gaps(self) -> tuple[slice, ...]:
-        """The padding of a whole buffer."""
+        """The ranges of a whole buffer that are padding."""
         starts = [*(tensor.start for tensor in self.tensors), self.numel]
         pairs = zip(self.tensors, starts[1:], strict=True)
         return tuple(slice(each.stop, after) for each, after in pairs if each.stop < after)
 
     def piece(self, bucket: Bucket, shard: int) -> slice:
-        """The elements of the whole buffer that shard `shard` owns of a bucket."""
+        """Return the range of the whole buffer that is shard `shard`'s piece of a bucket."""
         size = (bucket.stop - bucket.start) // self.num_shards
         return slice(bucket.start + shard * size, bucket.start + (shard + 1) * size)
 
     def piece_in_shard(self, bucket: Bucket) -> slice:
-        """The place of that piece in the shard's own buffers, the same in every shard."""
+        """Return the range of a bucket's piece in the shard's own buffers, equal for all shards."""
         return slice(bucket.start // self.num_shards, bucket.stop // self.num_shards)
 
     def segments(self, shard: int) -> Iterator[Segment]:
-        """The parts of tensors that a shard owns, in its buffers' order; at most one a tensor."""
+        """Yield the parts of tensors that a shard owns, in the order of its buffers.
+
+        There is at most one part per tensor.
+        """
         for bucket in self.buckets:
             piece, offset = self.piece(bucket, shard), self.piece_in_shard(bucket).start
             for tensor in bucket.tensors:
@@ -186,9 +191,9 @@ class FlatLayout:
                     )
 
     def tensor_of_block(self, shard: int) -> NDArray[np.int32]:
-        """The index in `tensors` of the tensor of each block of a shard's buffers.
+        """Return the index in `tensors` for each block of a shard's buffers, int32 [blocks].
 
-        Blocks of a bucket's own padding count to the bucket's last tensor.
+        The blocks that pad a bucket count as part of the bucket's last tensor.
         """
         starts = [tensor.start for tensor in self.tensors]
         owned = [
@@ -202,23 +207,24 @@ class FlatLayout:
 def plan_layout(
     shapes: Mapping[str, tuple[int, ...]], buckets: Iterable[Sequence[str]], num_shards: int
 ) -> FlatLayout:
-    """The layout of tensors in the given buckets (names, in the order of sending).
+    """Lay out tensors in the given buckets.
 
     Args:
-        shapes: shape of every tensor by name.
-        buckets: names of each bucket, every name once.
-        num_shards: number of equal parts of every bucket.
+        shapes: the shape of every tensor, by name.
+        buckets: the names of the tensors of each bucket, in the order in which buckets are sent.
+            Every name occurs once.
+        num_shards: the number of equal pieces of every bucket.
     """
     planned: list[Bucket] = []
     start = 0
     for names in buckets:
         tensors = []
-        place = start
+        end = start
         for name in names:
-            tensor = FlatTensor(name, tuple(shapes[name]), place)
+            tensor = FlatTensor(name, tuple(shapes[name]), end)
             tensors.append(tensor)
-            place = _round_up(tensor.stop, BLOCK)
-        stop = start + _round_up(place - start, BLOCK * num_shards)
+            end = _round_up(tensor.stop, BLOCK)
+        stop = start + _round_up(end - start, BLOCK * num_shards)
         planned.append(Bucket(start, stop, tuple(tensors)))
         start = stop
     return FlatLayout(tuple(planned), num_shards)

@@ -1,33 +1,38 @@
 """Clip policies for gradient buckets, which also work under DistributedDataParallel.
 
-With N ranks, g_i the gradient of rank i, g_ib its part in bucket b, C = max_norm, and
-limit(x, c) = x * min(1, c / ||x||) in the L2 norm:
+N is the number of ranks, g_i the gradient of rank i, g_ib its part in bucket b, C = max_norm, and
+limit(x, c) = x * min(1, c / ||x||) in the L2 norm. The policies compute:
 
 - `none`: mean_i g_i
 - `after_allreduce`: limit(mean_i g_i, C)
 - `whole_before_allreduce`: mean_i limit(g_i, C)
-- `bucket_before_allreduce`: mean_i limit(g_ib, C_b) in each bucket b, where
-  `by_size`: C_b = C * sqrt(numel_b / numel_total), so that sum_b C_b^2 = C^2 whatever the plan of
-  buckets; `equal_share`: C_b = C / sqrt(22), as published, with the count pinned because
-  DistributedDataParallel starts with one bucket and its later number depends on dtype and layout.
+- `bucket_before_allreduce`: mean_i limit(g_ib, C_b) in each bucket b
 
-With several micro-batches an update, g_i is the sum of their gradients.
+The limit C_b of a bucket is set by `clip.bucket_limit`:
 
-Sources: arXiv 2402.02447 (`bucket_before_allreduce`); MLPerf Training rules, BERT reference
-(`after_allreduce`).
+- `by_size`: C_b = C * sqrt(numel_b / numel_total), so that sum_b C_b^2 = C^2 for any buckets
+- `equal_share`: C_b = C / sqrt(22), as published. The count is fixed because
+  DistributedDataParallel starts with one bucket, and its later number of buckets depends on dtype
+  and layout.
 
-Any DistributedDataParallel model can use them through a communication hook (docs/concepts/clipping.md):
+With several micro-batches per update, g_i is the sum of their gradients.
+
+Sources: arXiv 2402.02447 for `bucket_before_allreduce`, and the BERT reference of the MLPerf
+Training rules for `after_allreduce`.
+
+Any DistributedDataParallel model can use the policies through a communication hook, as
+docs/concepts/clipping.md explains:
 
     state = ClipState(ClipSection(policy="bucket_before_allreduce"), model.parameters(), world_size)
     ddp.register_comm_hook(state, clip_hook)
 
-and `state.finish()` after each backward that reduced. The host never waits for the device. A rank
-whose gradient norm is not finite sends NaN in place of the bucket; every rank receives the NaN, so
-all skip the same step without another collective. A bucket below its limit that travels in its own
-dtype is only multiplied by 1 / N, as DistributedDataParallel does by itself: the result is the
-same, bit for bit.
+Call `state.finish()` after each backward that reduced the gradients. The host never waits for the
+device. A rank whose gradient norm is not finite sends NaN instead of the bucket. Every rank
+receives the NaN, so all ranks skip the same step without another collective. A bucket that is below
+its limit and is sent in its own dtype is only multiplied by 1 / N. DistributedDataParallel does the
+same by itself, so the results are equal bit-for-bit.
 
-The sums over ranks in 16 bits: docs/concepts/numerics.md, "Summing gradients in 16 bits".
+docs/concepts/numerics.md, "Summing gradients in 16 bits", describes the sums over ranks in 16 bits.
 """
 
 import contextlib
@@ -46,17 +51,17 @@ from torch.nn.parallel import DistributedDataParallel
 from mlperf_bert.config.sections import CLIPPED_TOGETHER, AllreduceDtype, ClipSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
 
-PUBLISHED_BUCKETS = 22  # of the runs that clipped with an equal share of the limit
-_ROW = 1024  # elements of which a CPU takes the norm at a time
+PUBLISHED_BUCKETS = 22  # in the published runs that clipped with an equal share of the limit
+_ROW = 1024  # elements whose norm a CPU computes at a time
 
 
 def clips_before(clip: ClipSection) -> bool:
-    """True if the policy clips what a rank sends, not what it received."""
+    """Return True if the policy clips the gradients of each rank before the all-reduce."""
     return clip.policy not in CLIPPED_TOGETHER
 
 
 def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> float:
-    """The limit C or C_b of `numel` elements clipped together, of the model's `numel_total`."""
+    """Return the limit, C or C_b, for `numel` of the model's `numel_total` elements."""
     if clip.policy == "whole_before_allreduce":
         return clip.max_norm
     if clip.bucket_limit == "equal_share":
@@ -65,16 +70,19 @@ def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> f
 
 
 def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """min(1, max_norm / norm), exactly 1 if the norm is within the limit; 0-d like `norm`.
+    """Return min(1, max_norm / norm), which is exactly 1 within the limit, 0-d like `norm`.
 
-    It is NaN if the norm is not finite, so that the whole bucket becomes NaN: otherwise finite
-    elements whose norm overflows would become zeros, unnoticed by the other ranks.
+    The factor is NaN if the norm is not finite, so that the whole bucket becomes NaN. Otherwise,
+    finite elements whose norm overflows would become zeros, and the other ranks would not notice.
     """
     return torch.where(torch.isfinite(norm), max_norm / norm.clamp(min=max_norm), torch.nan)
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The L2 norm over all tensors together, 0-d, on their device; fp32 for 16-bit gradients."""
+    """Return the L2 norm over all tensors together, 0-d, on their device.
+
+    The norm of 16-bit gradients is computed in fp32.
+    """
     dtype = torch.promote_types(gradients[0].dtype, torch.float32)
     if gradients[0].device.type == "cpu":
         return combine_norms([_norm_on_cpu(each, dtype) for each in gradients])
@@ -82,8 +90,8 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _norm_on_cpu(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    # In one sweep fp32 loses digits on a CPU: 2e-4 of the norm at 8 million elements, 5e-3 at 67
-    # million. The norm of rows' norms is within 2e-7 and takes the same time.
+    # A single pass in fp32 is inaccurate on a CPU, with an error of 2e-4 of the norm for 8 million
+    # elements and 5e-3 for 67 million. The norm of the rows' norms is within 2e-7 and as fast.
     flat = gradient.reshape(-1)
     whole = flat.numel() // _ROW * _ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
@@ -93,7 +101,7 @@ def _norm_on_cpu(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def combine_norms(norms: Sequence[Tensor]) -> Tensor:
-    """The norm of a gradient from its parts' norms (0-d each): the root of their squares' sum."""
+    """Return the norm of a gradient, 0-d, from the norms of its parts, 0-d each."""
     if len(norms) == 1:
         return norms[0]
     stacked = torch.stack(list(norms))
@@ -101,17 +109,17 @@ def combine_norms(norms: Sequence[Tensor]) -> Tensor:
 
 
 def wire_dtype(gradient_dtype: torch.dtype, allreduce_dtype: AllreduceDtype) -> torch.dtype | None:
-    """The dtype in which gradients of `gradient_dtype` travel; None if they are not converted."""
+    """Return the dtype in which gradients are sent, or None if they are not converted."""
     is_converted = allreduce_dtype == "bf16" and gradient_dtype != torch.bfloat16
     return torch.bfloat16 if is_converted else None
 
 
 def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
-    """`out` = `gradient` * `factor`; `out` may be `gradient`, or have another dtype.
+    """Write `gradient` * `factor` to `out`, which may be `gradient` or have another dtype.
 
     `factor` is 0-d, float32 or float64. 16-bit gradients are multiplied in float32 and rounded
-    once: torch would first round a 0-d factor to their dtype, where 1 / 1,024 of a small limit may
-    be subnormal.
+    once. torch by itself would first round a 0-d factor to their dtype, in which 1 / 1,024 of a
+    small limit may be subnormal.
     """
     if gradient.dtype == factor.dtype == out.dtype:
         torch.mul(gradient, factor, out=out)
@@ -121,38 +129,38 @@ def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClipOutcome:
-    """The outcome of clipping in one update; all 0-d and on the device."""
+    """The outcome of clipping in one update. All tensors are 0-d and on the device."""
 
     grad_norm: Tensor
     clipped_fraction: Tensor
-    skip: Tensor  # float32, 1.0 if the update must be skipped: torch's `found_inf`
-    gradient_factor: Tensor  # float32: the factor still to be applied to the gradients
+    skip: Tensor  # float32, 1.0 if the update must be skipped, like torch's `found_inf`
+    gradient_factor: Tensor  # float32, the factor that must still be applied to the gradients
 
 
 @dataclass(frozen=True, slots=True)
 class BucketGradients:
     """Gradients that are clipped and sent together."""
 
-    contents: Sequence[Tensor]  # all elements: one flat buffer, or the gradients themselves
+    contents: Sequence[Tensor]  # all elements, as one flat buffer or as the gradients themselves
     parameters: Sequence[Tensor]
     reduced: Tensor  # receives the reduced gradients, or this rank's part of them
 
     @property
     def numel(self) -> int:
-        """Elements of the gradients, without padding."""
+        """The number of elements of the gradients, without padding."""
         return sum(parameter.numel() for parameter in self.parameters)
 
 
 class ClipState:
-    """The hook's state: limits, and measurements of the current update.
+    """The state of the hook, with its limits and the measurements of the current update.
 
     Args:
-        clip: policy and its constants. Without clipping before the all-reduce, gradients are only
-            divided by the ranks and converted to `wire`.
+        clip: the policy and its constants. If the policy does not clip before the all-reduce,
+            gradients are only divided by the number of ranks and converted to `wire`.
         parameters: all trained parameters of the model.
-        world_size: ranks of the group; each sends its share already divided by it.
-        group: the model's process group, if not that of all ranks.
-        wire: dtype in which gradients travel, if converted.
+        world_size: the number of ranks of the group. Each rank divides what it sends by it.
+        group: the model's process group, or None for the group of all ranks.
+        wire: the dtype in which gradients are sent, or None for their own.
     """
 
     def __init__(
@@ -179,17 +187,18 @@ class ClipState:
         self._reduced: list[Tensor] = []
 
     def on_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Take one bucket of a backward; the future holds its mean over the ranks.
+        """Process one bucket of a backward, and return a future of its mean over the ranks.
 
-        `whole_before_allreduce` holds all buckets until the last one, when the norm is known. No
-        backward remains to overlap with, so the last call waits for the all-reduces (on a GPU: its
-        stream does), and no future stays open that an error could leave so for ever.
+        `whole_before_allreduce` keeps all buckets until the last one, because only then is the norm
+        known. At that point no backward is left to overlap with, so the last call waits for the
+        all-reduces. (On a GPU, only its stream waits.) Therefore no future stays open, which an
+        error could leave open forever.
         """
         buffer = bucket.buffer()
         ready = self.take(
             BucketGradients([buffer], bucket.parameters(), buffer), ends_backward=bucket.is_last()
         )
-        futures = [self._send(taken, sent) for taken, sent in ready]
+        futures = [self._send(clipped, sent) for clipped, sent in ready]
         if len(ready) == 1 and ready[0][0].reduced is buffer:
             return futures[0]
         for future in futures:
@@ -199,10 +208,11 @@ class ClipState:
     def take(
         self, bucket: BucketGradients, *, ends_backward: bool
     ) -> list[tuple[BucketGradients, Tensor]]:
-        """Clip a bucket of a backward and divide it by the ranks.
+        """Clip a bucket of a backward and divide it by the number of ranks.
 
-        Returns pairs of a bucket and the tensor to send: none while buckets are held, one, or all
-        that were held, in order of arrival.
+        Returns pairs of a bucket and the tensor to send, in the order in which the buckets arrived.
+        `whole_before_allreduce` returns no pairs until the last bucket, and then all of them. The
+        other policies return one pair.
         """
         self._held.append(bucket)
         if self._clip.policy == "whole_before_allreduce" and not ends_backward:
@@ -215,26 +225,28 @@ class ClipState:
         return list(zip(held, sent, strict=True))
 
     def finish(self) -> ClipOutcome:
-        """The outcome since the last call; call it once everything sent has arrived.
+        """Return the outcome since the last call. Call it when everything sent has arrived.
 
-        `grad_norm` is this rank's own, before clipping: the root of the sum of its buckets' squared
-        norms. `clipped_fraction` counts buckets clipped one by one, or whole gradients. The first
-        element of a reduced bucket shows whether a rank poisoned it: a poisoned bucket is NaN
-        throughout, and a sum of contributions each within limit / N cannot overflow. Only for
-        policies that clip before the all-reduce.
+        Call it only for policies that clip before the all-reduce. `grad_norm` is this rank's own
+        norm before clipping, over all its buckets. `clipped_fraction` counts buckets, or whole
+        gradients for `whole_before_allreduce`.
+
+        The first element of a reduced bucket shows whether a rank sent NaN. Such a bucket is NaN
+        throughout, and otherwise a sum of contributions that are each within limit / N cannot
+        overflow.
         """
-        poisoned = ~torch.isfinite(torch.stack([each.float() for each in self._reduced])).all()
+        has_nan = ~torch.isfinite(torch.stack([each.float() for each in self._reduced])).all()
         outcome = ClipOutcome(
             grad_norm=combine_norms(self._norms),
             clipped_fraction=torch.stack(self._clipped).float().mean(),
-            skip=poisoned.float(),
+            skip=has_nan.float(),
             gradient_factor=torch.ones_like(self._share),
         )
         self._start_update()
         return outcome
 
     def _factor(self, together: Sequence[BucketGradients]) -> Tensor:
-        """The factor of the buckets before they travel; measures their norm if they are clipped."""
+        """Return the factor for buckets before they are sent, and record their norm if needed."""
         if not clips_before(self._clip):
             return self._share
         norm = gradient_norm([tensor for bucket in together for tensor in bucket.contents])
@@ -245,7 +257,10 @@ class ClipState:
         return limit_factor(norm, limit) * self._share
 
     def _multiply(self, bucket: BucketGradients, factor: Tensor) -> Tensor:
-        """The tensor to send of a bucket; on one rank, which sends nothing, all its contents."""
+        """Multiply the contents of a bucket by `factor`, and return the tensor to send.
+
+        On a single rank, which sends nothing, the contents may be several tensors.
+        """
         sent = bucket.contents[0]
         if self._wire is not None:
             in_place = bucket.reduced.dtype == self._wire and bucket.reduced.shape == sent.shape
@@ -282,13 +297,13 @@ def _completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class Clipping(Protocol):
-    """Clipping of an update whose micro-batches and backwards run in its contexts."""
+    """Clipping of an update whose micro-batches run in its contexts."""
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """The context of one forward and its backward."""
+        """Return a context for the forward and backward pass of one micro-batch."""
 
     def finish(self) -> ClipOutcome:
-        """Finish after the last micro-batch: the gradients are then final, but for a factor."""
+        """Finish after the last micro-batch. The gradients are then final, except for a factor."""
 
 
 def make_clipping(
@@ -298,10 +313,11 @@ def make_clipping(
     *,
     bucket_cap_mb: float = DEFAULT_CAP_MB,
 ) -> Clipping:
-    """The policy of a config for `model`, bare or wrapped in DistributedDataParallel.
+    """Make the clipping of a config for `model`, bare or wrapped in DistributedDataParallel.
 
-    A wrapped model gets a hook if the policy clips before the all-reduce or gradients are converted
-    to `wire`; it keeps its buckets. `bucket_cap_mb` (MiB) cuts those of a bare one.
+    A wrapped model keeps its own buckets. It gets a hook if the policy clips before the all-reduce,
+    or if gradients are converted to `wire`. `bucket_cap_mb`, in MiB, limits the buckets of a bare
+    model.
     """
     ddp = model if isinstance(model, DistributedDataParallel) else None
     if not clips_before(clip):
@@ -323,24 +339,24 @@ def _register_hook(
 
 
 class ClipAfter:
-    """`after_allreduce` and `none`: the norm and the result are equal on all ranks."""
+    """The policies `after_allreduce` and `none`, whose norm and result are equal on all ranks."""
 
     def __init__(self, clip: ClipSection, model: nn.Module) -> None:
         self._clip = clip
         self._model = model
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Gradients add up; the last backward averages them over the ranks."""
-        return _local_but_for_the_last(self._model, is_last)
+        """Return a context that accumulates gradients and averages them in the last backward."""
+        return _sync_if_last(self._model, is_last)
 
     def finish(self) -> ClipOutcome:
-        """Limit the norm of the averaged gradient, or only measure it."""
+        """Limit the norm of the averaged gradient, or only measure it for `none`."""
         gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
         return outcome_after(self._clip, gradient_norm(gradients))
 
 
 def outcome_after(clip: ClipSection, norm: Tensor) -> ClipOutcome:
-    """The outcome of `after_allreduce` or `none` for the averaged gradient's norm (0-d)."""
+    """Return the outcome of `after_allreduce` or `none` for the averaged gradient's 0-d norm."""
     limited = clip.policy == "after_allreduce"
     clipped = norm > clip.max_norm if limited else torch.zeros_like(norm)
     factor = limit_factor(norm, clip.max_norm) if limited else torch.ones_like(norm)
@@ -353,26 +369,27 @@ def outcome_after(clip: ClipSection, norm: Tensor) -> ClipOutcome:
 
 
 class ClipBefore:
-    """The policies that act in DistributedDataParallel's hook."""
+    """The policies that clip in DistributedDataParallel's communication hook."""
 
     def __init__(self, ddp: DistributedDataParallel, state: ClipState) -> None:
         self._ddp = ddp
         self._state = state
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Gradients add up; the last backward reaches the hook."""
-        return _local_but_for_the_last(self._ddp, is_last)
+        """Return a context that accumulates gradients and calls the hook in the last backward."""
+        return _sync_if_last(self._ddp, is_last)
 
     def finish(self) -> ClipOutcome:
-        """The hook's outcome."""
+        """Return the outcome of the hook."""
         return self._state.finish()
 
 
 class ClipOnOneRank:
-    """The same policies without an all-reduce: `whole_before_allreduce` is `after_allreduce` here.
+    """The same policies on a single rank, without an all-reduce.
 
-    Buckets are planned as in DistributedDataParallel, assuming that gradients become ready in the
-    reverse order of the parameters.
+    Here `whole_before_allreduce` equals `after_allreduce`. The buckets are planned as in
+    DistributedDataParallel, assuming that gradients become ready in the reverse order of the
+    parameters.
     """
 
     def __init__(self, clip: ClipSection, model: nn.Module, bucket_cap_mb: float) -> None:
@@ -385,7 +402,7 @@ class ClipOnOneRank:
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
-        """A context that clips after the last backward, where the hook would."""
+        """Return a context that clips after the last backward, as the hook would."""
         yield
         if is_last:
             for number, bucket in enumerate(self._buckets, 1):
@@ -393,7 +410,7 @@ class ClipOnOneRank:
                 self._state.take(_with_gradients(bucket), ends_backward=ends_backward)
 
     def finish(self) -> ClipOutcome:
-        """The outcome of clipping."""
+        """Return the outcome of clipping."""
         return self._state.finish()
 
 
@@ -402,6 +419,7 @@ def _with_gradients(parameters: Sequence[nn.Parameter]) -> BucketGradients:
     return BucketGradients(gradients, parameters, gradients[0])
 
 
-def _local_but_for_the_last(model: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+def _sync_if_last(model: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+    """Return a context in which DistributedDataParallel communicates only if `is_last`."""
     ddp = model if isinstance(model, DistributedDataParallel) else None
     return contextlib.nullcontext() if is_last or ddp is None else ddp.no_sync()

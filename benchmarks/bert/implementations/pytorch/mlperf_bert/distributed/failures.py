@@ -1,4 +1,4 @@
-"""Error messages that name a failed or hanging rank, its host and what it was doing."""
+"""Error messages that name a failed or hanging rank, its host, and what it was doing."""
 
 import math
 import os
@@ -23,18 +23,18 @@ from mlperf_bert.errors import (
     say_error,
 )
 
-# A rank that hangs in a read reports it before the ranks that wait for it give up and have it
-# killed; so waiting ranks get more time, first in their collectives.
+# A rank that hangs in a read must report it before the ranks that wait for it give up, because they
+# have it killed. Ranks that wait in a collective therefore get this much more time.
 GRACE = timedelta(seconds=2)
 POLL_S = 0.5
 # Modules whose functions read samples.
 _READING = ("mlperf_bert.data.shards", "mlperf_bert.data.mpi_readers")
-# Words in gloo's RuntimeErrors (torch 2.11 to 2.13), which have no type of their own.
+# Words in gloo's errors (torch 2.11 to 2.13), which are plain RuntimeErrors.
 _OF_GLOO = ("gloo/transport", "caused pair closure")
-# A time that has passed: "timed out waiting 600000ms for recv", "ran for 600043 milliseconds".
+# The time that passed, as in "timed out waiting 600000ms for recv", "ran for 600043 milliseconds".
 _WAITED = re.compile(r"\b(\d+) ?(ms|milliseconds|seconds)\b")
-_OUR_TIMEOUT = "application timeout"  # of gloo, after another operation's has passed
-# What the operating system or gloo says of a network that does not work.
+_OUR_TIMEOUT = "application timeout"  # gloo's words after the timeout of another operation
+# Words of the operating system or gloo about a network that does not work.
 _CAUSE = re.compile(
     "connection timed out|operation timed out|network is unreachable|no route to host"
     r"|cannot assign requested address|host is down|unable to (?:find|resolve)[^\[\n]*"
@@ -48,14 +48,14 @@ def naming_failures(
 ) -> Iterator[None]:
     """Add the rank to every error of the body.
 
-    A UserError gets it at its beginning, except in start-up, where all ranks raise the same mistake
-    together. An error caused by lost ranks becomes a LostRanksError. Any other exception gets a
-    note, which is the last line of its traceback.
+    A UserError names the rank first, except during start-up, when all ranks raise the same error
+    together. An error that lost ranks caused becomes a LostRanksError. Any other exception gets a
+    note, which is printed as the last line of its traceback.
 
     Args:
         info: this rank.
-        whereabouts: what it is doing; None if that is not recorded.
-        patience: time that other ranks have to answer.
+        whereabouts: what this rank is doing, or None if that is not recorded.
+        patience: how long the other ranks have to answer.
     """
     try:
         yield
@@ -82,11 +82,12 @@ def saying_failures(
     whereabouts: Whereabouts,
     patience: timedelta,
 ) -> Iterator[None]:
-    """`naming_failures` that says an error in one line before any context around it is left.
+    """Like `naming_failures`, and print the error in one line before any outer context exits.
 
-    What is left then may take seconds, and a launcher may end the process meanwhile. The traceback
-    of an error of ours follows at the end of the process, where errors of files and of memory have
-    their own words (__main__.py). An error that all ranks raise together is said by rank 0.
+    Exiting the outer contexts may take seconds, in which a launcher may end the process. The
+    traceback of a bug follows at the end of the process. Errors of files and of memory are only
+    printed there, in their own words (__main__.py). Rank 0 prints an error that all ranks raise
+    together.
     """
     try:
         with naming_failures(info, whereabouts, patience):
@@ -94,23 +95,25 @@ def saying_failures(
     except Exception as error:
         if isinstance(error, OSError) or is_out_of_memory(error):
             raise
-        said = str(error)
+        line = str(error)
         if not isinstance(error, UserError):
-            said = _note(info, whereabouts, error)
-            error.__notes__.pop()  # says the same
+            line = _note(info, whereabouts, error)
+            error.__notes__.pop()  # the same line, which would be printed twice
         if info.rank == 0 or not getattr(error, "is_of_all_ranks", False):
-            say_error(said)
+            say_error(line)
         error.is_said = True  # type: ignore[attr-defined]
         raise
 
 
 def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksError | None:
-    """A communication error in one line, where gloo and NCCL print many; None for any other error.
+    """Convert a communication error, which has many lines in gloo and NCCL, to a one-line error.
+
+    Returns None for any other error.
 
     Args:
         error: raised by a collective, or by a backward that contains one.
         here: this rank, and what it was doing.
-        timeout: time that the others had.
+        timeout: how long the other ranks had to answer.
     """
     text = str(error).lower()
     is_of_torch = isinstance(error, dist.DistError) and not any(w in text for w in _OF_THIS_HOST)
@@ -123,59 +126,64 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     ]
     waited += [patience] * (_OUR_TIMEOUT in text)
     if waited:
-        seconds = min(max(waited), patience)  # collectives wait GRACE longer
+        seconds = min(max(waited), patience)  # collectives wait for GRACE longer
         problem = f"no answer from other ranks within {seconds:g} s (run.hang_timeout_s)"
-        remedy = "look for a rank that is slow or gone, and for a broken link between the nodes"
+        remedy = "look for a rank that is slow or has died, and for a broken link between the nodes"
         return LostRanksError(here, problem, remedy)
     if (cause := _CAUSE.search(text)) is None and re.search("timed? ?out", text):
         problem = "no answer from other ranks in time"
-        return LostRanksError(here, problem, "look for a rank that is slow or gone")
+        return LostRanksError(here, problem, "look for a rank that is slow or has died")
     if cause is not None:
-        problem = f"the network gave up on another rank ({cause[0]})"
-        remedy = "look for a broken link between the nodes, one that loses large packets (compare "
-        remedy += "their MTU), and for the right GLOO_SOCKET_IFNAME"
+        problem = f"the network connection to another rank failed ({cause[0]})"
+        remedy = (
+            "check the links between the nodes, their MTU (large packets are lost if it differs), "
+            "and GLOO_SOCKET_IFNAME"
+        )
         return LostRanksError(here, problem, remedy)
     problem = "another rank closed the connection"
-    return LostRanksError(here, problem, "look above and below for the first rank that failed")
+    remedy = "look for the first rank that failed, in the lines above and below"
+    return LostRanksError(here, problem, remedy)
 
 
 @contextmanager
 def watchdog(
     info: RankInfo, whereabouts: Whereabouts, patience: timedelta, *, poll_s: float = POLL_S
 ) -> Iterator[None]:
-    """End the process with one line and status 70 once this rank does nothing new.
+    """End the process with one line and status 70 if this rank makes no progress.
 
-    The training thread cannot be asked to leave while it waits for a disk or a device, so another
-    one looks at its progress. A rank of which any thread reads samples probably waits for its own
-    disk, or for its reader process, and is ended once `patience` has passed. Any other may wait for
-    ranks that know more, and gets a few seconds more.
-    Activities that may take long have no limit. Looks are counted, not time: a process that was
-    stopped and continued (SIGSTOP, SIGCONT) did not look meanwhile, and has not hung.
+    The training thread cannot end itself while it waits for a disk or a device, so another thread
+    checks its progress. If any thread of this rank is reading samples, the rank probably waits for
+    its own disk or its reader process, and is ended after `patience`. Otherwise it may wait for
+    ranks that know the cause, and gets a few seconds more. Activities that may take long have no
+    limit.
+
+    Checks are counted instead of seconds, because a process that was stopped and continued
+    (SIGSTOP, SIGCONT) makes no checks meanwhile and has not hung.
 
     Args:
         info: this rank.
-        whereabouts: what it is doing.
-        patience: time without progress after which it hangs.
-        poll_s: seconds between two looks.
+        whereabouts: what this rank is doing.
+        patience: how long a rank may make no progress.
+        poll_s: seconds between two checks.
     """
-    looks_if_alone = math.ceil(patience.total_seconds() / poll_s)
-    looks_at_most = looks_if_alone + math.ceil(2 * GRACE.total_seconds() / poll_s)
+    checks_if_reading = math.ceil(patience.total_seconds() / poll_s)
+    most_checks = checks_if_reading + math.ceil(2 * GRACE.total_seconds() / poll_s)
     over = threading.Event()
 
     def watch() -> None:
-        last, looks = None, 0
+        last, checks = None, 0
         while not over.wait(poll_s):
             progress = whereabouts.progress
-            looks = looks + 1 if progress == last else 0
+            checks = checks + 1 if progress == last else 0
             last = progress
-            if progress is None or looks < looks_if_alone:
+            if progress is None or checks < checks_if_reading:
                 continue
-            if looks >= looks_at_most or _reads():
+            if checks >= most_checks or _is_reading():
                 problem = f"no progress for {patience.total_seconds():g} s (run.hang_timeout_s)"
-                remedy = "look for a rank that is gone, and for storage or a device that hangs"
+                remedy = "look for a rank that has died, and for storage or a device that hangs"
                 say_error(f"{_here(info, whereabouts)}: {problem}; {remedy}")
                 os._exit(LOST)
-                return  # where a test keeps the process
+                return  # reached only in a test that replaces `os._exit`
 
     thread = threading.Thread(target=watch, name="watchdog", daemon=True)
     thread.start()
@@ -187,16 +195,18 @@ def watchdog(
 
 
 def _note(info: RankInfo, whereabouts: Whereabouts | None, error: Exception) -> str:
+    """Describe an error in one line, with the rank, what it was doing, and the error's type."""
     return one_line(f"{_here(info, whereabouts)}: {type(error).__name__}: {error}")
 
 
 def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
+    """Name this rank, its host and, if known, what it is doing."""
     rank = f"rank {info.rank} on {host_name()}"
     return rank if whereabouts is None else f"{rank}, {whereabouts.in_words}"
 
 
-def _reads() -> bool:
-    """True if a thread of this process reads samples."""
+def _is_reading() -> bool:
+    """Return True if a thread of this process is reading samples."""
     for innermost in sys._current_frames().values():
         frame: FrameType | None = innermost
         while frame is not None:

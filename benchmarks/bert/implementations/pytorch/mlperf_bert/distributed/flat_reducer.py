@@ -1,12 +1,12 @@
-"""Flat buffers of weights and gradients, sent bucket by bucket while backward runs.
+"""Flat buffers of weights and gradients, which are sent bucket by bucket while backward runs.
 
-This does the work of DistributedDataParallel and two things that it cannot. A bucket may be
-reduce-scattered, so that each rank receives only its own shard; and the reduced gradients need no
-copy, because they lie in the flat buffer that the optimizer reads. Buckets are cut in the reverse
-order of the parameters, clipped by the config's policy, and never rebuilt.
+This module replaces DistributedDataParallel, and can do two things more. A bucket may be
+reduce-scattered, so that each rank receives only its own shard. And the reduced gradients need no
+copy, because they are in the flat buffer that the optimizer reads. The buckets are filled in the
+reverse order of the parameters, clipped by the config's policy, and never rebuilt.
 
-Each of the N ranks owns all of the optimizer's state (`flat`), or the ranks of a node own a shard
-each and nodes are replicas (`zero1_node`), or all N own a shard each (`zero1`).
+With `flat`, each of the N ranks owns the whole optimizer state. With `zero1_node`, each rank of a
+node owns a shard, and the nodes are replicas. With `zero1`, each of the N ranks owns a shard.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class FlatBuffers:
     """Weights and gradients of a model, both [layout.numel] and of the dtype of `weights`.
 
-    Parameters are views of `weights`. A backward leaves its gradients where autograd made them, at
-    no cost; `take` or `collect` then moves them into `gradients`. With one backward an update this
-    is less traffic than zeroing the buffer and adding to it.
+    The parameters are views of `weights`. A backward leaves its gradients in the tensors that
+    autograd allocated, and `take` or `collect` then moves them into `gradients`. With one backward
+    per update, this moves fewer bytes than zeroing the buffer and adding to it.
     """
 
     def __init__(self, model: nn.Module, layout: FlatLayout, weights: Tensor) -> None:
@@ -51,12 +51,12 @@ class FlatBuffers:
         self.gradient_views = views(self.gradients, layout)
         for parameter, view in zip(self.parameters, views(weights, layout), strict=True):
             parameter.data = view
-        # The gaps stay zero unless a bucket was multiplied by NaN because its norm was not finite.
+        # The padding stays zero unless a bucket is multiplied by NaN because of a non-finite norm.
         self._gaps = [self.gradients[gap] for gap in layout.gaps]
         self.begin_update()
 
     def begin_update(self) -> None:
-        """Forget all gradients."""
+        """Discard all gradients before an update begins."""
         if self._gaps:
             torch._foreach_zero_(self._gaps)
         for parameter in self.parameters:
@@ -64,9 +64,9 @@ class FlatBuffers:
         self._awaited = set(range(len(self.parameters)))
 
     def take(self, number: int) -> None:
-        """Move the gradient of one parameter into `gradients`, or add it if there is one already.
+        """Move the gradient of one parameter into `gradients`, adding it to an earlier one.
 
-        `number` is its place in `layout.tensors`.
+        `number` is the parameter's index in `layout.tensors`.
         """
         parameter, own = self.parameters[number], self.gradient_views[number]
         if parameter.grad is None:
@@ -79,7 +79,7 @@ class FlatBuffers:
         parameter.grad = None
 
     def collect(self) -> None:
-        """Copy the update's gradients that were not taken; zeros for parameters without one."""
+        """Copy the gradients that were not taken, and fill in zeros for missing gradients."""
         found = [number for number in self._awaited if self.parameters[number].grad is not None]
         for number in self._awaited.difference(found):
             self.gradient_views[number].zero_()
@@ -93,7 +93,7 @@ class FlatBuffers:
 
 
 def flat_weights(model: nn.Module, layout: FlatLayout) -> Tensor:
-    """A copy of all weights as one buffer [layout.numel], zero between them."""
+    """Copy all weights into one buffer [layout.numel], with zeros as padding."""
     parameters = _trained(model, layout)
     first = parameters[0]
     flat = torch.zeros(layout.numel, dtype=first.dtype, device=first.device)
@@ -103,29 +103,30 @@ def flat_weights(model: nn.Module, layout: FlatLayout) -> Tensor:
 
 
 def views(flat: Tensor, layout: FlatLayout) -> list[Tensor]:
-    """The tensors of a whole flat buffer, in the layout's order and their own shapes."""
+    """Return views of a whole flat buffer as its tensors, in their order and own shapes."""
     return [flat[each.start : each.stop].view(each.shape) for each in layout.tensors]
 
 
 def _trained(model: nn.Module, layout: FlatLayout) -> list[nn.Parameter]:
+    """Return the model's parameters in the order of the layout."""
     named = dict(model.named_parameters())
     return [named[tensor.name] for tensor in layout.tensors]
 
 
 def num_shards(data_parallel: DataParallel, info: RankInfo) -> int:
-    """Number of shards of the optimizer's state."""
+    """Return the number of shards of the optimizer state."""
     parts = {"zero1_node": info.local_world_size, "zero1": info.world_size}
     return parts.get(data_parallel, 1)
 
 
 class ShardGroup:
-    """The ranks that hold the other shards, and those that hold the same one.
+    """Communication with the ranks of the other shards, and with those of the same shard.
 
-    Consecutive ranks hold consecutive shards. Every rank must make it at the same time. One call
-    starts a transfer and another waits for it, so that it overlaps with the work between.
+    Consecutive ranks have consecutive shards. Collective: all ranks must create it. One method
+    starts a transfer and another waits for it, so that the transfer overlaps with other work.
 
     Args:
-        count: shards; divides the number of ranks.
+        count: the number of shards, which divides the number of ranks.
     """
 
     def __init__(self, info: RankInfo, count: int, device: torch.device) -> None:
@@ -134,7 +135,7 @@ class ShardGroup:
         ranks = range(info.world_size)
         self._shards = _group_of(info.rank, [ranks[i : i + count] for i in ranks[::count]])
         self._replicas = _group_of(info.rank, [ranks[i::count] for i in range(count)])
-        # On a GPU the sum over replicas follows the sum over shards on a stream of its own.
+        # On a GPU, the sum over replicas follows the sum over shards on a separate stream.
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._reducing: list[Work] = []
@@ -142,7 +143,7 @@ class ShardGroup:
         self._gathering: dict[int, Work] = {}
 
     def reduce(self, whole: Tensor, piece: Tensor) -> None:
-        """Begin to sum `whole` over all ranks; `piece` gets this rank's shard of the sum.
+        """Start summing `whole` over all ranks into `piece`, which gets this rank's shard.
 
         With one shard, both are the same memory.
         """
@@ -155,7 +156,7 @@ class ShardGroup:
         whole.record_stream(self._stream)
 
     def wait_for_reduced(self) -> None:
-        """Wait for every piece (on a GPU: work queued from here on waits)."""
+        """Wait for every piece. On a GPU, only work that is queued later waits."""
         _wait_for(self._reducing)
         self._reducing += [_all_reduce(piece, self._replicas) for piece in self._for_replicas]
         self._for_replicas.clear()
@@ -164,17 +165,17 @@ class ShardGroup:
             torch.cuda.current_stream().wait_stream(self._stream)
 
     def add_up(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the shards, in place, the same on each."""
+        """Sum `tensor` over the shards in place, with the same result on each."""
         if self._shards is not None:
             dist.all_reduce(tensor, group=self._shards)
 
     def exchange(
         self, sent: Tensor, sent_to: Sequence[int], received_from: Sequence[int]
     ) -> tuple[Tensor, Callable[[], object]]:
-        """Begin to send rows of `sent` [rows, n] to the shards, `sent_to` many to each.
+        """Start sending rows of `sent` [rows, n] to the shards, `sent_to[i]` rows to shard i.
 
-        Returns the rows from the shards, `received_from` many from each, and what waits for them
-        (on a GPU: work queued later waits).
+        Returns the buffer for the received rows, `received_from[i]` from shard i, and a function
+        that waits for them. On a GPU, only work that is queued later waits.
         """
         if self._shards is None:
             return sent, lambda: None
@@ -184,20 +185,20 @@ class ShardGroup:
         return received, work.wait
 
     def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
-        """Begin to fill `whole`, bucket `number`, with every shard's `piece`, in their order."""
+        """Start gathering the `piece` of every shard into `whole`, which is bucket `number`."""
         if self._shards is not None:
             all_gather = renamed("all_gather_into_tensor", "all_gather_single")
             work: Work = all_gather(whole, piece, group=self._shards, async_op=True)
             self._gathering[number] = work
 
     def wait_for(self, number: int) -> None:
-        """Wait for bucket `number` if it was published (on a GPU: work queued later waits)."""
+        """Wait for bucket `number` if it was published. On a GPU, only later work waits."""
         work = self._gathering.pop(number, None)
         if work is not None:
             work.wait()
 
     def wait(self) -> None:
-        """Wait for everything published (on a GPU: work queued from here on waits)."""
+        """Wait for all published buckets. On a GPU, only work that is queued later waits."""
         for number in list(self._gathering):
             self.wait_for(number)
 
@@ -210,25 +211,25 @@ class ShardGroup:
         work: Work = reduce_scatter(piece, whole, group=self._shards, async_op=True)
         if self._stream is None or self._replicas is None:
             self._reducing.append(work)
-            # gloo would block the host here, so these wait until backward is done.
+            # gloo would block the host here, so the sums over replicas start after backward.
             self._for_replicas += [piece] * (self._replicas is not None)
             return
-        work.wait()  # on this stream alone
+        work.wait()  # blocks only this stream
         self._reducing.append(_all_reduce(piece, self._replicas))
 
 
 def _group_of(rank: int, groups: Sequence[range]) -> Any:
-    """The process group that contains `rank`; None if it would be alone."""
+    """Create all groups, and return the one that contains `rank`, or None for groups of one."""
     if len(groups[0]) == 1:
         return None
     if len(groups) == 1:
         return dist.group.WORLD
-    made = [dist.new_group(list(ranks)) for ranks in groups]  # all ranks make all of them
+    made = [dist.new_group(list(ranks)) for ranks in groups]  # on all ranks, as torch requires
     return next(group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
 
 
 def renamed(old: str, new: str) -> Callable[..., Any]:
-    """A collective of torch.distributed that torch 2.13 renamed."""
+    """Return a collective of torch.distributed that torch 2.13 renamed from `old` to `new`."""
     found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
     return found
 
@@ -245,18 +246,20 @@ def _wait_for(works: list[Work]) -> None:
 
 
 class ArrivingParameters(dict[str, nn.Parameter | None]):
-    """A module's own parameters by name; reading one first waits for its new weights.
+    """A module's own parameters by name, in which reading one first waits for its new weights.
 
-    With shards, an update leaves the weights of other ranks on their way. torch looks up a module's
-    attribute (`dense.weight`) in this dictionary, and lists parameters from it. So a forward pass
-    cannot read weights that have not arrived, whether it calls the module or reads its parameters
-    itself, as fused blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO
-    stage 3 at the same place. On a GPU the stream of a bucket's first reader waits for it, so all
-    readers must use that stream, or `FlatOptimizer.wait_for_weights` before.
+    With shards, the weights that other ranks have updated are still being received when an update
+    ends. torch looks up a module's attribute (`dense.weight`) in this dictionary, and lists
+    parameters from it. A forward pass therefore cannot read weights that have not arrived, whether
+    it calls the module or reads its parameters itself, as fused blocks, FP8 products and tied heads
+    do. DeepSpeed gathers the weights of ZeRO stage 3 in the same way.
+
+    On a GPU, the stream of a bucket's first reader waits for the bucket. All readers must therefore
+    use that stream, or call `FlatOptimizer.wait_for_weights` before.
 
     Args:
         parameters: the module's parameters.
-        wait_for: waits for the weights of a parameter (on a GPU: work queued later waits).
+        wait_for: waits for the weights of a parameter. On a GPU, only later work waits.
     """
 
     def __init__(
@@ -274,12 +277,12 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
         return parameter
 
     def items(self) -> "dict_items[str, nn.Parameter | None]":
-        """All names and parameters, once all have arrived."""
+        """Return all names and parameters, after all weights have arrived."""
         self._wait_for_all()
         return super().items()
 
     def values(self) -> "dict_values[str, nn.Parameter | None]":
-        """All parameters, once all have arrived."""
+        """Return all parameters, after all weights have arrived."""
         self._wait_for_all()
         return super().values()
 
@@ -289,11 +292,11 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
 
 
 class FlatReducer:
-    """A `Clipping` that also reduces.
+    """A `Clipping` that also reduces the gradients.
 
-    After `finish`, `shard_gradients` [layout.shard_numel] holds this rank's shard of the averaged
-    gradient, in the dtype that travels: `wire`, or the buffers' own if that is None. The outcome's
-    factor is still to be applied. With one shard and no `wire`, it is the buffers' gradient itself.
+    After `finish`, `shard_gradients` [layout.shard_numel] has this rank's shard of the averaged
+    gradient, to which the outcome's factor must still be applied. Its dtype is `wire`, or that of
+    the buffers if `wire` is None. With one shard and no `wire`, it is the buffers' own gradient.
     """
 
     def __init__(
@@ -323,16 +326,19 @@ class FlatReducer:
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
-        """A context in which gradients add up in the flat buffer; the last backward sends them."""
+        """Return a context that accumulates gradients in the flat buffer.
+
+        The last backward of an update sends them.
+        """
         self._sends = is_last
         self._begin_backward()
         yield
         if is_last:
-            self._buffers.collect()  # zeros for parameters without a gradient in the update
+            self._buffers.collect()  # also fills in zeros for parameters without a gradient
             self._send_while(lambda bucket: True)
 
     def finish(self) -> ClipOutcome:
-        """Wait for the gradients; return what clipping found or has still to do."""
+        """Wait for the reduced gradients, and return the outcome of clipping."""
         self._group.wait_for_reduced()
         if clips_before(self._clip):
             return self._state.finish()
@@ -341,14 +347,14 @@ class FlatReducer:
         return outcome_after(self._clip, square.sqrt())
 
     def _wait_before_use(self, model: nn.Module, bucket_of: dict[nn.Parameter, int]) -> None:
-        """Make every reader of a module's parameters wait for the weights it reads, and no others.
+        """Make every reader of a module's parameters wait for the weights that it reads.
 
-        The last update has sent them.
+        It waits only for these weights, which the previous update has published.
         """
 
         def wait_for(parameter: nn.Parameter) -> None:
             number = bucket_of.get(parameter)
-            if number is not None:  # None: not trained, so it never travels
+            if number is not None:  # a parameter that is not trained is never sent
                 self._group.wait_for(number)
 
         for module in model.modules():
@@ -379,7 +385,7 @@ class FlatReducer:
         return on_gradient
 
     def _send_while(self, is_ready: Callable[[int], bool]) -> None:
-        """Send the next ready buckets, in the same order on every rank."""
+        """Send the next buckets that are ready, in the same order on every rank."""
         while self._next < len(self._buckets) and is_ready(self._next):
             bucket = self._buckets[self._next]
             self._next += 1

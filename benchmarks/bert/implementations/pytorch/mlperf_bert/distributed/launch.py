@@ -1,10 +1,11 @@
-"""Start of a rank: its number, the meeting place of the ranks, and the process group.
+"""Start of a rank: its number, the rendezvous of the ranks, and the process group.
 
-On one host ranks meet in a file, else at a store that rank 0 serves on one address: torch's own
-store listens on every interface and answers anyone.
+The ranks of our own launcher meet through a file, and other ranks through a store of rank 0. Rank 0
+serves the store on one address only, because torch's own store listens on every interface and
+answers anyone.
 
-Environment variables are an argument, so that tests pass a dictionary. torch is imported where it
-is used, because a process that only starts ranks does not need it.
+Environment variables are an argument, so that tests can pass a dictionary. torch is imported only
+in the functions that use it, because a process that only starts ranks does not need it.
 """
 
 import errno
@@ -33,22 +34,22 @@ from mlperf_bert.machine import usable_cpus
 if TYPE_CHECKING:
     import torch
 
-Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # local: our own, spawn.py
-MEETING = "MLPERF_BERT_MEETING"  # the file where ranks of our own launcher meet
+Launcher = Literal["local", "torchrun", "mpi", "slurm", "single"]  # "local" is spawn.py
+MEETING = "MLPERF_BERT_MEETING"  # names the file through which ranks of our own launcher meet
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below those that the kernel gives to outgoing connections
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below the kernel's ports for outgoing connections
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _OPEN_MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-# Variables of the rank, the number of ranks, and the same on its node.
+# Variables for the rank, the number of ranks, and the same two on the rank's node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _OPEN_MPI = tuple(
     f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 )
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_PALS = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")  # Polaris, Aurora
+_PALS = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")  # as on Polaris
 _SLURM = tuple(f"SLURM_{n}" for n in ("PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID"))
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
-# Launchers that do not tell all that is needed: rank, and number of ranks.
+# Variables for rank and number of ranks, of launchers that do not set all that is needed.
 _OTHERS = (
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     ("PALS_RANKID", "PALS_SIZE"),
@@ -56,15 +57,16 @@ _OTHERS = (
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
 )
 _PACKAGES = ("torch", "numpy", "numba", "h5py", "safetensors", "mlperf_logging", "scipy", "rich")
-_BACKLOG = 4096  # ranks that arrive at the same time
+_SET_OR_UNSET = "set it to such a number, or unset it"
+_BACKLOG = 4096  # ranks that may connect at the same time
 _POLL_S = 0.05
-WAITING_S = 30.0  # for other ranks, before a word
-_SIOCGIFADDR = 0x8915  # of Linux: an interface's IPv4 address
+WAITING_S = 30.0  # how long rank 0 waits for other ranks before it says so
+_SIOCGIFADDR = 0x8915  # Linux's request for the IPv4 address of an interface
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """This process among all (`rank` of `world_size`) and among those of its node."""
+    """The rank of this process, among all ranks and among those of its node."""
 
     rank: int
     world_size: int
@@ -82,26 +84,29 @@ class RankInfo:
                 f"{self.launcher} environment",
                 f"rank {self.rank} of {self.world_size}, local rank {self.local_rank} of "
                 f"{self.local_world_size}, node {self.node_rank} contradict each other",
-                "start all ranks with one launcher, or unset left-over variables",
+                "start all ranks with one launcher, or unset variables that an earlier job left",
             )
 
 
 def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
-    """Read the rank from our, torchrun's, MPI's or SLURM's variables, in this order; else one rank.
+    """Read the rank from the variables of our launcher, torchrun, MPI or SLURM, in this order.
 
-    torchrun comes early because it may itself be started by MPI or srun, once a node; MPI before
-    SLURM because mpirun in a SLURM job leaves SLURM's variables of the outer process behind.
+    Without any of them, the process is a single rank. torchrun comes before MPI and SLURM because
+    mpirun or srun may start torchrun once per node. MPI comes before SLURM because mpirun in a
+    SLURM job keeps the SLURM variables of the process that called it.
 
-    SLURM counts only inside an srun step. The shell of an sbatch script also has SLURM_PROCID=0
-    and SLURM_NTASKS=n, though it is one process: SLURM_STEP_ID tells them apart. The size is that
-    of the step (an interactive shell is a step of one task), not of the job.
+    SLURM's variables count only inside an srun step. The shell of an sbatch script also has
+    SLURM_PROCID=0 and SLURM_NTASKS=n although it is one process, but it has no SLURM_STEP_ID. The
+    number of ranks is that of the step, not of the job. (An interactive shell is a step of one
+    task.)
 
-    Half of a launcher's variables is enough for one rank alone. Raises ConfigError for more ranks,
-    which says what was seen and what is missing, and for a variable that is not a number.
+    An incomplete set of variables is accepted if it describes a single rank. Otherwise raises
+    ConfigError, which names the variables that are set and those that are missing. Raises
+    ConfigError also for a variable that is not a number.
     """
     environ = {name: value for name, value in environ.items() if value}
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ
-    # srun --mpi=pmi2 sets PMI_RANK too, but not hydra's local rank: that is a SLURM launch.
+    # srun --mpi=pmi2 sets PMI_RANK too, but not hydra's local rank, so that is a SLURM launch.
     by_pmi = "PMI_RANK" in environ and ("MPI_LOCALRANKID" in environ or not in_slurm_step)
     of_pmi = _HYDRA if "MPI_LOCALRANKID" in environ or "PMI_LOCAL_RANK" not in environ else _PALS
     launcher: Launcher = "local" if MEETING in environ else "torchrun"
@@ -113,19 +118,21 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
         return _from_names(environ, "mpi", of_pmi)
     if in_slurm_step and environ.keys() >= {*_SLURM, _TASKS}:
         return _from_slurm(environ)
-    return _from_half(environ, launcher, of_pmi if by_pmi else None, in_slurm_step=in_slurm_step)
+    pmi = of_pmi if by_pmi else None
+    return _from_incomplete(environ, launcher, pmi, in_slurm_step=in_slurm_step)
 
 
-def _from_half(
+def _from_incomplete(
     environ: Mapping[str, str],
     launcher: Launcher,
     of_pmi: Sequence[str] | None,
     *,
     in_slurm_step: bool,
 ) -> RankInfo:
-    """The rank where no launcher has set all that is needed: one alone, or ConfigError.
+    """Return a single rank if no launcher has set all its variables. Raises ConfigError.
 
-    torchrun's variables come last, since scripts on clusters often set WORLD_SIZE.
+    The error is raised if the variables describe more than one rank. torchrun's variables come
+    last, because scripts on clusters often set WORLD_SIZE.
     """
     if "OMPI_COMM_WORLD_RANK" in environ:
         return _from_names(environ, "mpi", _OPEN_MPI)
@@ -137,14 +144,15 @@ def _from_half(
         return _from_names(environ, launcher, _TORCHRUN)
     for names in _OTHERS:
         if names[0] in environ and environ.get(names[1]) != "1":
-            raise _half(environ, names, _TORCHRUN)
+            raise _incomplete(environ, names, _TORCHRUN)
     return RankInfo(0, 1, 0, 1, 0, "single")
 
 
 def shadowed_packages(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
-    """Directories of PYTHONPATH with a package that the environment has too, and its name.
+    """Find packages that PYTHONPATH has as well as the environment, as (directory, name).
 
-    Modules of a cluster often set it; Python then takes theirs in place of the environment's.
+    The modules of a cluster often set PYTHONPATH, and Python then imports their packages instead of
+    the environment's.
     """
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     needed = [name for name in _PACKAGES if any(_has_package(each, name) for each in own)]
@@ -162,7 +170,10 @@ def _has_package(directory: str, name: str) -> bool:
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
-    """The node's name: SLURM's, because several of its nodes may be one host, or the host's."""
+    """Return the node's name in SLURM, or the host's name.
+
+    SLURM's name comes first because several of its nodes may run on one host.
+    """
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -171,38 +182,41 @@ def choose_device(
     info: RankInfo,
     share_gpu: Literal["refuse", "allow"] = "refuse",
 ) -> "torch.device":
-    """The device of this rank: `cuda:<local_rank>` or `cpu`; `auto` takes CUDA if present.
+    """Choose the device of this rank, which is `cuda:<local_rank>` or `cpu`.
 
-    Raises ConfigError for `cuda` without CUDA, and for more ranks on the node than GPUs unless
-    they may share.
+    `auto` uses CUDA if it is available. Raises ConfigError for `cuda` without CUDA, and for more
+    ranks than GPUs on the node unless `share_gpu` allows that.
     """
     import torch
 
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("run.device", "is 'cuda' but no CUDA device is usable", "use 'cpu'")
+        problem = "is 'cuda', but no CUDA device is usable"
+        raise ConfigError("run.device", problem, "set it to 'cpu'")
     gpus = torch.cuda.device_count()
     if info.local_world_size > gpus and share_gpu == "refuse":
         raise ConfigError(
             "run.device",
             f"{info.local_world_size} ranks on this node see {gpus} GPUs",
-            "start one rank a GPU and let each see all (srun: --gpus-per-node, not per task)",
+            "start one rank per GPU, and let each rank see all GPUs of its node (with srun, use "
+            "--gpus-per-node instead of --gpus-per-task)",
         )
     return torch.device("cuda", info.local_rank % gpus)
 
 
 def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> int:
-    """Give this rank its share of the node's cores, as torch CPU threads; return their number.
+    """Set torch's CPU threads to this rank's share of the node's cores, and return how many.
 
-    The first of these counts: OMP_NUM_THREADS (not under torchrun, which sets it to 1 by itself);
-    SLURM_CPUS_PER_TASK in an srun step; the cores this process may run on divided by the ranks of
-    the node. Raises ConfigError if a variable is not a number above zero.
+    The number is OMP_NUM_THREADS if it is set, except under torchrun, which sets it to 1 by itself.
+    Otherwise it is SLURM_CPUS_PER_TASK in an srun step, and then the number of cores that this
+    process may use divided by the ranks of the node. Raises ConfigError if a variable is not a
+    number above zero.
     """
     import torch
 
     if info.launcher != "torchrun" and "OMP_NUM_THREADS" in environ:
-        # OpenMP allows one number for each nesting level; the outermost counts.
+        # OpenMP allows one number per nesting level, and only the outermost level matters here.
         outermost = environ["OMP_NUM_THREADS"].split(",")[0]
         threads = _positive("OMP_NUM_THREADS", outermost)
     elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
@@ -214,7 +228,7 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
 
 
 def backend_for(info: RankInfo, device: "torch.device") -> Literal["nccl", "gloo"]:
-    """The backend for ranks on `device`'s kind; nccl needs a GPU for each of them."""
+    """Return the backend for ranks on this kind of device. nccl needs one GPU per rank."""
     import torch
 
     own_gpus = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
@@ -228,11 +242,11 @@ def init_process_group(
     timeout: timedelta = timedelta(minutes=10),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Make `device` current and join the other ranks over `backend_for`.
+    """Make `device` current, and join the process group of all ranks.
 
-    One rank alone gets no process group: code that communicates must ask for world_size > 1.
-    `timeout` bounds the start and every later collective. Raises ConfigError if rank 0's address is
-    not known, or if torchrun is to restart ranks by itself.
+    A single rank gets no process group, so code that communicates must check for world_size > 1.
+    `timeout` limits the start and every later collective. Raises ConfigError if the address of
+    rank 0 is not known, or if torchrun was told to restart ranks by itself.
     """
     import torch
     import torch.distributed as dist
@@ -256,32 +270,32 @@ def init_process_group(
 
 
 def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"]) -> None:
-    """Raise ConfigError if the user names network interfaces that no rank can use.
+    """Raise ConfigError if the user names network interfaces that this rank cannot use.
 
-    gloo, which also connects the ranks of a group over NCCL, takes names; NCCL beginnings of names,
-    or after `=` names, and after `^` those to leave out.
+    gloo, which also connects the ranks of a group over NCCL, expects full names. NCCL expects
+    prefixes of names, full names after `=`, or prefixes to exclude after `^`.
     """
-    there = [name for _, name in socket.if_nameindex()]
-    has = f"this host has {', '.join(there)}"
+    names_here = [name for _, name in socket.if_nameindex()]
+    choices = f"one of this host's interfaces ({', '.join(names_here)})"
     for name in filter(None, environ.get(_GLOO_INTERFACE, "").split(",")):
-        if name not in there and _ipv4_of(name) is None:  # a label such as eth0:1 is none there
-            problem = f"is {in_brief(name)}, and no interface has that name"
-            raise ConfigError(_GLOO_INTERFACE, problem, f"{has}: set it to one, or unset it")
+        if name not in names_here and _ipv4_of(name) is None:  # eth0:1 would not be listed
+            problem = f"is {in_brief(name)}, but no interface has that name"
+            raise ConfigError(_GLOO_INTERFACE, problem, f"set it to {choices}, or unset it")
         if not has_address(name):
             problem = f"is {name}, which has no address"
-            remedy = f"bring it up (ip link set {name} up), or set it to another; {has}"
+            remedy = f"bring it up (ip link set {name} up), or set the variable to {choices}"
             raise ConfigError(_GLOO_INTERFACE, problem, remedy)
     wanted = environ.get(_NCCL_INTERFACE, "")
     if backend == "nccl" and wanted and not wanted.startswith("^"):
         names = wanted.removeprefix("=").split(",")
         fits = str.__eq__ if wanted.startswith("=") else str.startswith
-        if not any(fits(each, name) for each in there for name in names):
-            problem = f"is {in_brief(wanted)}, and no interface is called so"
-            raise ConfigError(_NCCL_INTERFACE, problem, f"{has}: set it to one, or unset it")
+        if not any(fits(each, name) for each in names_here for name in names):
+            problem = f"is {in_brief(wanted)}, but no interface has that name"
+            raise ConfigError(_NCCL_INTERFACE, problem, f"set it to {choices}, or unset it")
 
 
 def has_address(interface: str) -> bool:
-    """True if a network interface has an IPv4 or IPv6 address; elsewhere than on Linux always."""
+    """Return True if a network interface has an IPv4 or IPv6 address. Checked only on Linux."""
     if sys.platform != "linux":
         return True
     if _ipv4_of(interface) is not None:
@@ -294,29 +308,34 @@ def has_address(interface: str) -> bool:
 
 
 def _refuse_restarts(environ: Mapping[str, str]) -> None:
-    # Restarted ranks get the old store, with addresses of processes that are gone (torch 2.13).
+    """Raise ConfigError if torchrun would restart ranks by itself."""
+    # Restarted ranks get the old store, with addresses of processes that ended (torch 2.13).
     name = "TORCHELASTIC_MAX_RESTARTS"
     if environ.get(name, "0") != "0":
-        remedy = "start torchrun without --max-restarts, and again with --resume auto after a crash"
-        raise ConfigError(name, f"is {environ[name]!r}", remedy)
+        problem = f"is {environ[name]!r}, but ranks that torchrun restarts cannot rejoin a run"
+        remedy = "start torchrun without --max-restarts, and use --resume auto after a crash"
+        raise ConfigError(name, problem, remedy)
 
 
 @contextmanager
-def naming_the_awaited(
+def warn_if_waiting(
     info: RankInfo, environ: Mapping[str, str] = os.environ, after_s: float = WAITING_S
 ) -> Iterator[None]:
-    """Say on rank 0, if it waits so long for other ranks, which variables promise them.
+    """Print on rank 0, after `after_s` seconds, which variables say that there are other ranks.
 
-    They may be left over in a shell or a container, from a job that has ended.
+    The variables may remain in a shell or a container from a job that has ended.
     """
     known = (*_TORCHRUN[:2], *_OPEN_MPI[:2], *_HYDRA[:2], "SLURM_STEP_ID", "SLURM_PROCID")
     seen = [name for name in known if name in environ]
 
-    def tell() -> None:
-        others = f"{info.world_size - 1:,} other ranks, as {' and '.join(seen)} say"
-        say(f"waiting for {others}; if this process is alone, unset them")
+    def say_waiting() -> None:
+        names = " and ".join(seen)
+        say(
+            f"waiting for {info.world_size - 1:,} other ranks, because {names} "
+            f"{'is' if len(seen) == 1 else 'are'} set; if there are no others, unset {names}"
+        )
 
-    timer = threading.Timer(after_s, tell)
+    timer = threading.Timer(after_s, say_waiting)
     timer.daemon = True
     if info.rank == 0 and info.world_size > 1 and info.launcher != "local":
         timer.start()
@@ -327,7 +346,7 @@ def naming_the_awaited(
 
 
 def shutdown() -> None:
-    """Leave the process group, if this process is in one."""
+    """Leave the process group if this process is in one."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -335,11 +354,11 @@ def shutdown() -> None:
 
 
 def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = os.environ) -> Any:
-    """The `torch.distributed.Store` of this start: our launcher's, torchrun's or rank 0's.
+    """Open the `torch.distributed.Store` of our launcher, of torchrun, or of rank 0.
 
-    Over several hosts gloo uses the interface that leads to rank 0, unless the user names one.
-    Raises ConfigError if the store's address is unknown or cannot be used; LostRanksError if it
-    does not answer.
+    On several hosts, gloo is set to the interface that leads to rank 0, unless the user names one.
+    Raises ConfigError if the address of the store is unknown or unusable, and LostRanksError if the
+    store does not answer.
     """
     import torch.distributed as dist
 
@@ -361,15 +380,16 @@ def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = 
 
 
 def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
-    """The host of rank 0, and the port there: MASTER_ADDR and MASTER_PORT if they are set.
+    """Return the host and port of rank 0, which are MASTER_ADDR and MASTER_PORT if they are set.
 
-    Else the first node, and a port computed from what identifies this start. Raises ConfigError if
-    host or port cannot be determined.
+    Otherwise the host is the first node, and the port is computed from values that identify this
+    start. Raises ConfigError if host or port cannot be determined.
     """
     if info.launcher == "torchrun":
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in environ:
-                raise ConfigError(name, "is not set beside RANK", "start the ranks with torchrun")
+                problem = "is not set although RANK is"
+                raise ConfigError(name, problem, "start the ranks with torchrun, which sets both")
     address = environ.get("MASTER_ADDR") or _default_address(info, environ)
     if "MASTER_PORT" not in environ:
         identity = "/".join(_identity(info, environ))
@@ -377,15 +397,16 @@ def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
         return address, _FIRST_PORT + int.from_bytes(digest[:8]) % _PORTS
     text = environ["MASTER_PORT"]
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
-        raise ConfigError("MASTER_PORT", f"is {text!r}", "set it to a number of 1 to 65535")
+        problem = f"is {text!r}, which is not a port"
+        raise ConfigError("MASTER_PORT", problem, "set it to a number from 1 to 65535")
     return address, int(text)
 
 
 def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedelta) -> Any:
-    """Serve the ranks' `torch.distributed.Store` on rank 0, and reach it on the others.
+    """Serve the ranks' `torch.distributed.Store` on rank 0, and connect to it on the others.
 
-    Raises ConfigError on rank 0 if it cannot listen there; LostRanksError on the others if rank 0
-    does not answer in time.
+    Raises ConfigError on rank 0 if it cannot listen on the address, and LostRanksError on the
+    others if rank 0 does not answer in time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -401,10 +422,10 @@ def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedel
 
 
 def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
-    """This host's address on the route to the listener there, once that answers.
+    """Wait until a server answers, and return this host's address on the route to it.
 
-    It is tried here because torch prints many lines at a failure. Raises LostRanksError if nobody
-    answers in time.
+    The connection is tried here because torch prints many lines if it fails. `who` is named in the
+    error. Raises LostRanksError if the server does not answer in time.
     """
     end = time.monotonic() + timeout.total_seconds()
     while True:
@@ -414,20 +435,20 @@ def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
         except OSError as error:
             if time.monotonic() > end:
                 problem = f"cannot reach rank 0 at {address} port {port} ({error})"
-                remedy = "check MASTER_ADDR and MASTER_PORT, names of hosts and firewalls"
+                remedy = "check MASTER_ADDR, MASTER_PORT, the host names and the firewalls"
                 raise LostRanksError(who, problem, remedy) from None
         time.sleep(_POLL_S)
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface whose first IPv4 address is `address`; None if there is none."""
+    """Return the network interface whose first IPv4 address is `address`, if there is one."""
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
     names = (name for _, name in socket.if_nameindex())
     return next((name for name in names if _ipv4_of(name) == packed), None)
 
 
 def _ipv4_of(interface: str) -> bytes | None:
-    """The four bytes of an interface's first IPv4 address; None if it has none."""
+    """Return the four bytes of an interface's first IPv4 address, or None if it has none."""
     request = struct.pack("256s", interface.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
@@ -437,127 +458,142 @@ def _ipv4_of(interface: str) -> bytes | None:
 
 
 def first_host(node_list: str) -> str:
-    """The first name of a SLURM host list: `gpu[007-010,12],login` gives `gpu007`."""
+    """Return the first name of a SLURM host list: `gpu007` for `gpu[007-010,12],login`."""
     match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
     if match is None:
-        raise ConfigError("SLURM_STEP_NODELIST", f"is {node_list!r}", "set MASTER_ADDR")
+        problem = f"is {node_list!r}, which is not a list of hosts"
+        raise ConfigError("SLURM_STEP_NODELIST", problem, "set MASTER_ADDR to the host of rank 0")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
 
 
 def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
-    """A socket that listens on that address alone. Raises ConfigError."""
-    remedy = "set it to rank 0's address on the network of the nodes"
+    """Create a socket that listens only on `address`. Raises ConfigError."""
+    remedy = "set it to rank 0's address in the network of the nodes"
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError("MASTER_ADDR", f"{address!r} is not known ({error})", remedy) from None
-    problem = f"{address} is no address of this host, where rank 0 runs"
-    for family, _, _, _, place in found:
-        numeric = ipaddress.ip_address(str(place[0]).partition("%")[0])
+        problem = f"{address!r} cannot be resolved ({error})"
+        raise ConfigError("MASTER_ADDR", problem, remedy) from None
+    problem = f"{address} is not an address of this host, which runs rank 0"
+    for family, _, _, _, socket_address in found:
+        numeric = ipaddress.ip_address(str(socket_address[0]).partition("%")[0])
         if numeric.is_unspecified or (
             spans_nodes and numeric.is_loopback and address != str(numeric)
         ):
             problem = f"{address} is {numeric} here, which other nodes cannot reach"
             continue
         try:
-            return socket.create_server(place, family=family, backlog=_BACKLOG)
+            return socket.create_server(socket_address, family=family, backlog=_BACKLOG)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                other = "set another, or leave it out"
-                raise ConfigError("MASTER_PORT", f"{port} is taken on {address}", other) from None
+                problem = f"{port} is already in use on {address}"
+                other = "set it to another port, or unset it"
+                raise ConfigError("MASTER_PORT", problem, other) from None
     raise ConfigError("MASTER_ADDR", problem, remedy)
 
 
 def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
-    """Values that all ranks of this start share, and no other start has. Raises ConfigError."""
+    """Return values that identify this start and are equal on its ranks. Raises ConfigError."""
     if info.launcher == "slurm":
         return [environ.get(name, "") for name in _STEP]
     job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
     if not job:
-        remedy = "set it for all ranks, for instance: MASTER_PORT=$((20000 + RANDOM % 12000))"
-        raise ConfigError("MASTER_PORT", "is not set, and this MPI does not name its job", remedy)
+        problem = "is not set, and cannot be computed because this MPI does not name its job"
+        remedy = "set it for all ranks, for example by MASTER_PORT=$((20000 + RANDOM % 12000))"
+        raise ConfigError("MASTER_PORT", problem, remedy)
     return job
 
 
 def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
+    """Return the host of rank 0 if MASTER_ADDR is not set. Raises ConfigError if it is unknown."""
     if info.local_world_size == info.world_size:
         return "127.0.0.1"
     if info.launcher == "slurm":  # srun puts task 0 on the first node of the step
         return first_host(_text(environ, "SLURM_STEP_NODELIST"))
-    raise ConfigError(
-        "MASTER_ADDR", "is not set and the ranks span nodes", "set it to rank 0's host"
-    )
+    problem = "is not set, but the ranks are on several nodes"
+    raise ConfigError("MASTER_ADDR", problem, "set it to the host of rank 0")
 
 
 def _from_names(
     environ: Mapping[str, str], launcher: Launcher, names: Sequence[str], node: str = ""
 ) -> RankInfo:
-    """Info from the variables of rank, size, local rank and local size; `node` is the node's."""
+    """Read the variables of rank, size, local rank and local size, in this order in `names`.
+
+    `node` is the variable of the node's number, if there is one.
+    """
     rank, size, local_rank, local_size = names
     if not all(name in environ for name in names):
         if _is_alone(environ, rank, size):
             return RankInfo(0, 1, 0, 1, 0, "single")
-        raise _half(environ, names, names)
+        raise _incomplete(environ, names, names)
     on_node = _positive(local_size, environ[local_size])
     own, of, local = (_number(environ, name) for name in (rank, size, local_rank))
-    # MPI does not name the node; ranks are placed node by node unless the user says otherwise.
+    # MPI does not number the nodes, and places ranks node by node unless told otherwise.
     node_rank = _number(environ, node) if node in environ else own // on_node
     return RankInfo(own, of, local, on_node, node_rank, launcher)
 
 
 def _is_alone(environ: Mapping[str, str], rank: str, size: str) -> bool:
-    """True if a launcher says that this process is the only one."""
+    """Return True if a launcher's variables describe this process as the only one."""
     return _number(environ, size, "0") == 1 and _number(environ, rank, "0") == 0
 
 
-def _half(environ: Mapping[str, str], names: Sequence[str], wanted: Sequence[str]) -> ConfigError:
-    """The error for a launcher of which these names, but not all those wanted, are set."""
+def _incomplete(
+    environ: Mapping[str, str], names: Sequence[str], wanted: Sequence[str]
+) -> ConfigError:
+    """Return the error for a launcher that set some of `names`, but not all of `wanted`."""
     seen = [name for name in names if name in environ]
     missing = [name for name in wanted if name not in environ]
     values = " and ".join(f"{name}={in_brief(environ[name])}" for name in seen)
     return ConfigError(
         "launcher",
-        f"{values} {'is' if len(seen) == 1 else 'are'} set, {', '.join(missing)} "
+        f"{values} {'is' if len(seen) == 1 else 'are'} set, but {', '.join(missing)} "
         f"{'is' if len(missing) == 1 else 'are'} not",
-        f"start all ranks by torchrun, srun or mpiexec, which set them, or set them; to run this "
-        f"process alone, unset {' '.join(seen)}",
+        f"start all ranks with torchrun, srun or mpiexec, which set all of them, or unset "
+        f"{' '.join(seen)} to run a single rank",
     )
 
 
 def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
-    # SLURM writes runs of equal nodes as `8(x2),4`: two nodes of 8 tasks, one of 4.
+    """Read the rank from SLURM's variables. Raises ConfigError if they are incomplete."""
     if not all(each in environ for each in (*_SLURM, _TASKS)):
         if _is_alone(environ, _SLURM[0], _SLURM[1]):
             return RankInfo(0, 1, 0, 1, 0, "single")
-        raise _half(environ, ("SLURM_STEP_ID", *_SLURM, _TASKS), (*_SLURM, _TASKS))
+        raise _incomplete(environ, ("SLURM_STEP_ID", *_SLURM, _TASKS), (*_SLURM, _TASKS))
     rank, world_size, local_rank, node = (_number(environ, each) for each in _SLURM)
     sizes: list[int] = []
+    # SLURM abbreviates equal nodes: `8(x2),4` means two nodes of 8 tasks and one of 4.
     for part in environ[_TASKS].split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise ConfigError(_TASKS, f"is {environ[_TASKS]!r}", "expected numbers such as 8(x2),4")
+            problem = f"is {environ[_TASKS]!r}, which is not a list of numbers such as 8(x2),4"
+            raise ConfigError(_TASKS, problem, "start the ranks with srun, which sets it")
         sizes += [int(match[1])] * int(match[2] or 1)
     if node >= len(sizes):
-        raise ConfigError(_TASKS, f"{environ[_TASKS]!r} has no node {node}", "check SLURM_NODEID")
+        problem = f"is {environ[_TASKS]!r}, which has no node {node}"
+        raise ConfigError(_TASKS, problem, "check SLURM_NODEID")
     return RankInfo(rank, world_size, local_rank, sizes[node], node, "slurm")
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
+    """Return the value of a variable. Raises ConfigError if it is not set."""
     if name not in environ:
-        raise ConfigError(name, "is not set although its launcher is", "start with the launcher")
+        problem = "is not set, although other variables of its launcher are"
+        raise ConfigError(name, problem, "start the ranks with the launcher, which sets it")
     return environ[name]
 
 
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
+    """Return the number in a variable. Raises ConfigError unless it is at least zero."""
     text = _text(environ, name) if default is None else environ.get(name, default)
     if not re.fullmatch(r"[0-9]{1,12}", text.strip()):
-        raise ConfigError(name, f"is {text!r}", "it must be a number of at least 0")
+        raise ConfigError(name, f"must be a number of at least 0, not {text!r}", _SET_OR_UNSET)
     return int(text)
 
 
 def _positive(name: str, text: str) -> int:
-    """The number in a variable. Raises ConfigError unless it is above zero."""
+    """Return the number in a variable. Raises ConfigError unless it is above zero."""
     number = _number({name: text}, name)
     if number < 1:
-        raise ConfigError(name, f"is {text!r}", "it must be a number above 0")
+        raise ConfigError(name, f"must be a number above 0, not {text!r}", _SET_OR_UNSET)
     return number

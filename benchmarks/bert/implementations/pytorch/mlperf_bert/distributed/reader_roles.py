@@ -1,7 +1,8 @@
-"""Trainers and readers among the processes that mpiexec started; start and end of MPI.
+"""Roles of the processes that mpiexec started, as trainers and readers, and MPI's start and end.
 
-On every node the first half of the processes are trainers, the ranks of torch.distributed; the
-second half are readers, one for each trainer, without a GPU and outside torch.distributed.
+On every node, the first half of the processes are trainers, which are the ranks of
+torch.distributed. The second half are readers, one per trainer, without a GPU and outside of
+torch.distributed.
 """
 
 import time
@@ -24,11 +25,11 @@ _POLL_S = 1e-2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """The part of a process in the job."""
+    """The role of a process in the job."""
 
     is_reader: bool
-    info: RankInfo  # the trainer's rank, or that of the trainer this reader serves
-    partner: int  # the other one of the pair, among all processes
+    info: RankInfo  # the trainer's rank, or the rank of the trainer that this reader serves
+    partner: int  # number of the other process of the pair, among all processes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ class MpiProcess:
     same_role_on_node: "MPI.Comm"
 
     def peers(self, policy: BalancePolicy) -> "MPI.Comm | None":
-        """The readers that a reader exchanges with; None where the policy exchanges nothing."""
+        """Return the readers that a reader exchanges with, or None if there is no exchange."""
         by_policy = {
             "exchange_global": self.same_role,
             "exchange_local": self.same_role_on_node,
@@ -50,19 +51,22 @@ class MpiProcess:
 
 
 def role_of(process: RankInfo) -> Role:
-    """The role of a process, given its number among all started processes.
+    """Return the role of a process, given its number among all started processes.
 
-    Raises ConfigError if they cannot be paired.
+    Raises ConfigError if the processes cannot be paired.
     """
-    remedy = "start two processes a rank: mpiexec -n <2 x ranks> mlperf_bert train ..."
+    remedy = "start two processes per rank, with mpiexec -n <2 x ranks> mlperf_bert train ..."
     if process.launcher not in ("mpi", "slurm"):
-        raise ConfigError(_SETTING, f"'mpi_readers' under {process.launcher!r}, not MPI", remedy)
+        problem = f"'mpi_readers' needs MPI, but the launcher is {process.launcher!r}"
+        raise ConfigError(_SETTING, problem, remedy)
     on_node, node = process.local_world_size, process.node_rank
     if on_node % 2:
-        raise ConfigError(_SETTING, f"'mpi_readers' with {on_node} processes on a node", remedy)
+        problem = f"'mpi_readers' needs an even number of processes on a node, not {on_node}"
+        raise ConfigError(_SETTING, problem, remedy)
     if process.world_size % on_node or process.rank != node * on_node + process.local_rank:
         problem = "'mpi_readers' needs the same number of consecutive processes on every node"
-        raise ConfigError(_SETTING, problem, "place them node by node: mpiexec -ppn <2 x ranks>")
+        remedy = "place them node by node, with mpiexec -ppn <2 x ranks>"
+        raise ConfigError(_SETTING, problem, remedy)
     pairs = on_node // 2
     is_reader = process.local_rank >= pairs
     local_rank = process.local_rank % pairs
@@ -79,19 +83,20 @@ def role_of(process: RankInfo) -> Role:
 
 @contextmanager
 def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
-    """Start MPI, and end it together with all others unless an error was raised.
+    """Start MPI for the body, and finalize it together with all other processes.
 
-    A failing process must not end MPI: that would wait for the others, which wait for it. It leaves
-    with an exit status of its own, and mpiexec ends the others. Raises ConfigError if there is no
-    MPI, or it does not know the launcher's processes.
+    A process whose body raises an error must not finalize MPI, because that would wait for the
+    other processes, which wait for this one. It exits with its own status instead, and mpiexec ends
+    the others. Raises ConfigError if there is no MPI, or if MPI counts other processes than the
+    launcher.
     """
     role = role_of(process)
     world = _begin()
     if (world.rank, world.size) != (process.rank, process.world_size):
         raise ConfigError(
             _SETTING,
-            f"MPI sees process {world.rank} of {world.size}, the launcher {process.rank} of "
-            f"{process.world_size}",
+            f"for MPI this is process {world.rank} of {world.size}, but for the launcher it is "
+            f"{process.rank} of {process.world_size}",
             "start with the mpiexec of the MPI that mpi4py uses",
         )
     role_on_node = 2 * role.info.node_rank + int(role.is_reader)
@@ -105,6 +110,7 @@ def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
 
 
 def _begin() -> "MPI.Comm":
+    """Initialize MPI, and return the communicator of all processes. Raises ConfigError."""
     require_packages(_SETTING, "mpi", "mpi4py", purpose="and an MPI library", may_ask=False)
     try:
         import mpi4py
@@ -115,18 +121,19 @@ def _begin() -> "MPI.Comm":
     except (ImportError, RuntimeError) as error:
         problem = f"mpi4py found no MPI library ({error})"
         raise ConfigError(_SETTING, problem, "install an MPI such as MPICH or Open MPI") from None
-    # Two threads of a trainer call MPI in turn: the main one before and after the loader's
-    # lifetime.
+    # Two threads of a trainer call MPI in turn. The main thread calls it before the loader's thread
+    # starts and after it has ended.
     if MPI.Init_thread(MPI.THREAD_SERIALIZED) < MPI.THREAD_SERIALIZED:
-        problem = "this MPI was built without support for threads"
-        raise ConfigError(_SETTING, problem, "use another MPI, or loader 'thread'")
+        problem = "'mpi_readers' needs an MPI that was built with support for threads"
+        raise ConfigError(_SETTING, problem, "use another MPI, or set data.loader to 'thread'")
     return MPI.COMM_WORLD
 
 
 def _end(world: "MPI.Comm") -> None:
+    """Wait for all processes, and finalize MPI."""
     from mpi4py import MPI
 
     everyone_is_here = world.Ibarrier()
-    while not everyone_is_here.Test():  # readers arrive early, and MPI's own end would spin
+    while not everyone_is_here.Test():  # sleeps, because MPI's own wait would use a whole core
         time.sleep(_POLL_S)
     MPI.Finalize()

@@ -1,7 +1,7 @@
-"""A process's session among the ranks: join the others, talk to them, leave in order.
+"""The session of a process among the ranks: joining, exchanging values, and leaving in order.
 
-Before training, one all-reduce whose sums every rank knows shows whether they are exactly right.
-`network-test` makes it with more bytes, and shows how fast it is.
+Before training, an all-reduce of known numbers shows whether the network and the devices compute
+exactly right sums. `network-test` does the same with more bytes, and measures the speed.
 """
 
 import gc
@@ -27,10 +27,10 @@ from mlperf_bert.distributed.launch import (
     choose_device,
     host_name,
     init_process_group,
-    naming_the_awaited,
     read_rank_info,
     set_cpu_threads,
     shutdown,
+    warn_if_waiting,
 )
 from mlperf_bert.distributed.signal_watch import Whereabouts, end_with_parent
 from mlperf_bert.errors import (
@@ -45,28 +45,29 @@ from mlperf_bert.errors import (
 
 Result = TypeVar("Result")
 Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)
-MOST_BYTES = 16 * 2**20  # a rank's value; the longest are timelines, 100 bytes an event
-_ERRORS = (ConfigError, DataError, CheckpointError, LostRanksError, UserError)  # bases last
-_NO_RANK = "keep the ports of a job inside its cluster, and start its ranks with one version"
+MOST_BYTES = 16 * 2**20  # maximum for one rank's value, such as a timeline of 100 bytes per event
+_ERRORS = (ConfigError, DataError, CheckpointError, LostRanksError, UserError)  # base classes last
+_NO_RANK = "start all ranks with one version, and keep the job's ports closed to other networks"
 _SMALL_BYTES = 4 * 2**20
 _LARGE_BYTES = 64 * 2**20
 _ROUNDS = 3
-# A sum of 14,000 ranks stays below 2**24: in fp32 every whole number up to there is exact, so the
+# The sums of 14,000 ranks stay below 2**24. In fp32, every integer up to there is exact, so the
 # order in which ranks are added does not matter.
 _LARGEST_NUMBER, _LARGEST_FACTOR = 251, 8
-PATIENCE = timedelta(minutes=10)  # patience with other ranks, if no config sets it
+PATIENCE = timedelta(minutes=10)  # how long to wait for other ranks if no config says it
 
 
 def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
-    """Run `action` on every rank; if any fails, the first one's UserError is raised on all.
+    """Run `action` on every rank, and raise the first rank's UserError on all if any fails.
 
-    Otherwise the others would wait for the one that left, and end with gloo's or NCCL's error.
+    Otherwise, the other ranks would wait for the one that left, and exit with an error of gloo or
+    NCCL. Collective: all ranks must call it.
     """
     error: list[str] | None = None
     try:
         result = action()
     except UserError as raised:
-        error = _told(raised)
+        error = _to_plain(raised)
     error = next((found for found in from_all_ranks(info, error) if found is not None), None)
     if error is not None:
         kind, *words = error
@@ -76,22 +77,22 @@ def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
     return result
 
 
-def _told(error: UserError) -> list[str]:
-    """An error in its form for travel: the name of its kind, and its words, cut as when shown."""
+def _to_plain(error: UserError) -> list[str]:
+    """Convert an error to its class name and shortened arguments, which can be sent."""
     kind = next(each for each in _ERRORS if isinstance(error, each))
     return [kind.__name__, *map(one_line, error.args)]
 
 
 def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
-    """Run `action` on rank 0 while the others wait; its UserError is raised on every rank."""
+    """Run `action` on rank 0 while the others wait, and raise its UserError on every rank."""
     on_every_rank(info, action if info.rank == 0 else lambda: None)
 
 
 def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
-    """All ranks' values, in rank order, on every rank.
+    """Gather the values of all ranks, in rank order, on every rank.
 
-    They travel as JSON, so a tuple arrives as a list; at most MOST_BYTES a rank. Raises
-    LostRanksError if the received bytes are invalid.
+    Values are sent as JSON, so a tuple arrives as a list. A value may have at most MOST_BYTES.
+    Collective: all ranks must call it. Raises LostRanksError if the received bytes are invalid.
     """
     own = _encode(value)
     if info.world_size == 1:
@@ -108,7 +109,7 @@ def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
 
 
 def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
-    """Rank 0's value, on every rank; see `from_all_ranks`."""
+    """Broadcast rank 0's value to every rank, with the limits of `from_all_ranks`."""
     found: Plain = from_all_ranks(info, [value] if info.rank == 0 else [])[0][0]
     return found
 
@@ -116,13 +117,13 @@ def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
 def make_exchange_group(
     policy: BalancePolicy, info: RankInfo, ranks_per_node: int
 ) -> dist.ProcessGroup | None:
-    """The group in which a policy exchanges samples; None if it exchanges nothing.
+    """Make the group in which a policy exchanges samples, or return None if it exchanges none.
 
-    It has all ranks or those of a node, over gloo, on the CPU. It is separate from the gradients'
-    group, so that collectives of the loader's thread never mix with the trainer's.
+    The group has all ranks or those of a node, and uses gloo on the CPU. It is separate from the
+    gradients' group, so that collectives of the loader's thread never mix with the trainer's.
 
-    Every rank must call it, in the init phase and after `check_nodes`: it creates every node's
-    group in the same order and makes the connections.
+    Collective: all ranks must call it, in the init phase and after `check_nodes`, because it
+    creates the groups of all nodes in the same order and connects their ranks.
     """
     size = info.world_size if policy == "exchange_global" else ranks_per_node
     if not policy.startswith("exchange_") or size == 1:
@@ -138,9 +139,10 @@ def make_exchange_group(
 
 
 def check_nodes(field: str, value: str, info: RankInfo, ranks_per_node: int) -> None:
-    """Raise ConfigError if a field's value works within nodes, but nodes lack consecutive ranks.
+    """Raise ConfigError if a setting works within nodes, but a node's ranks are not consecutive.
 
-    Every rank must call it: an error on one is raised on all.
+    `field` and `value` are the setting. Collective: all ranks must call it, and all of them raise
+    the error of any rank.
     """
     if value in ("exchange_local", "zero1_node"):
         on_every_rank(info, lambda: _check_node(field, value, info, ranks_per_node))
@@ -151,14 +153,15 @@ def _check_node(field: str, value: str, info: RankInfo, ranks_per_node: int) -> 
     if info.local_world_size != ranks_per_node or info.rank != first + info.local_rank:
         raise ConfigError(
             field,
-            f"{value!r} needs nodes of {ranks_per_node} consecutive ranks, rank {info.rank} "
+            f"{value!r} needs nodes of {ranks_per_node} consecutive ranks, but rank {info.rank} "
             f"is number {info.local_rank} of {info.local_world_size} on node {info.node_rank}",
-            "set parallel.ranks_per_node to the ranks of a machine and place them node by node",
+            "set parallel.ranks_per_node to the number of ranks of a node, and place ranks node by "
+            "node",
         )
 
 
 def _encode(value: Any) -> Tensor:
-    """The bytes of `value` as JSON, on the device of the ranks' collectives."""
+    """Encode `value` as JSON, uint8 [bytes], on the device that the collectives use."""
     text = json.dumps(value).encode()
     assert len(text) <= MOST_BYTES
     on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
@@ -167,7 +170,8 @@ def _encode(value: Any) -> Tensor:
 
 def _checked(rank: int, size: int) -> int:
     if not 0 < size <= MOST_BYTES:
-        raise LostRanksError(f"rank {rank}", f"sent {size:,} bytes, an impossible size", _NO_RANK)
+        problem = f"sent a message of {size:,} bytes, which no rank of this program does"
+        raise LostRanksError(f"rank {rank}", problem, _NO_RANK)
     return size
 
 
@@ -175,28 +179,28 @@ def _decode(rank: int, text: Tensor) -> Any:
     try:
         return json.loads(text.cpu().numpy().tobytes())
     except (ValueError, RecursionError):
-        raise LostRanksError(f"rank {rank}", "sent invalid data", _NO_RANK) from None
+        raise LostRanksError(f"rank {rank}", "sent an invalid message", _NO_RANK) from None
 
 
 def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYTES) -> float:
-    """Sum known numbers over all ranks, and return the seconds that this rank's all-reduce took.
+    """Check an all-reduce of known numbers, and return the seconds that it took on this rank.
 
-    A broken GPU, cable or network card may add wrongly without raising an error, and nothing else
-    would notice. Rank r contributes 1, 2 ... 251, 1, 2 ..., all times 1 + r % 8, as `num_bytes` of
-    fp32. Every rank must call it; one rank alone has nothing to sum. Raises UserError on all ranks
-    if one of them gets a wrong sum.
+    A broken GPU, cable or network card may compute wrong sums without an error, and no other check
+    would notice that. Rank r contributes 1, 2 ... 251, 1, 2 ..., all times 1 + r % 8, as
+    `num_bytes` of fp32. A single rank has nothing to sum and returns 0. Collective: all ranks must
+    call it. Raises UserError on all ranks if one of them gets a wrong sum.
     """
     if info.world_size == 1:
         return 0.0
     backend = dist.get_backend()
-    place = device if backend == "nccl" else torch.device("cpu")
-    numbers = torch.arange(num_bytes // 4, dtype=torch.float32, device=place)
+    summed_on = device if backend == "nccl" else torch.device("cpu")
+    numbers = torch.arange(num_bytes // 4, dtype=torch.float32, device=summed_on)
     numbers.remainder_(_LARGEST_NUMBER).add_(1)
     sums = numbers * _factor(info.rank)
-    _wait_for(place)
+    _wait_for(summed_on)
     start = time.perf_counter()
     dist.all_reduce(sums)
-    _wait_for(place)
+    _wait_for(summed_on)
     seconds = time.perf_counter() - start
     numbers *= sum(map(_factor, range(info.world_size)))
     own = "" if torch.equal(sums, numbers) else f"rank {info.rank} on {host_name()}"
@@ -204,7 +208,7 @@ def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYT
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         problem = f"the all-reduce gave wrong sums on {wrong[0]}{more}"
-        remedy = "look for a broken GPU, cable or network card, and leave its host out"
+        remedy = "look for a broken GPU, cable or network card, and exclude its host"
         error = UserError(backend, problem, remedy)
         error.is_of_all_ranks = True
         raise error
@@ -212,20 +216,21 @@ def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYT
 
 
 def measure_sums(info: RankInfo, device: torch.device) -> str:
-    """The check with 64 MiB, several times: what was found, in words.
+    """Repeat `check_sums` with 64 MiB, and describe the result in a line.
 
-    The rate is the bus bandwidth, which does not depend on the number of ranks: bytes per second
-    that each rank sends, and receives. Every rank must call it. Raises UserError as `check_sums`.
+    The rate is the bus bandwidth, which is the number of bytes per second that each rank sends and
+    receives. It does not depend on the number of ranks. Collective: all ranks must call it. Raises
+    UserError like `check_sums`.
     """
     if info.world_size == 1:
-        return "one rank, which has nothing to sum"
-    check_sums(info, device)  # makes the connections
+        return "there is only one rank, so there is nothing to sum"
+    check_sums(info, device)  # creates the connections
     own = statistics.median(check_sums(info, device, _LARGE_BYTES) for _ in range(_ROUNDS))
     (slowest,) = max(from_all_ranks(info, [own]))
     rate = 2 * (info.world_size - 1) / info.world_size * _LARGE_BYTES / max(slowest, 1e-9)
     return (
-        f"{info.world_size} ranks over {dist.get_backend()}: sums exactly right, {rate / 1e9:.2f} "
-        f"GB/s bus bandwidth ({_LARGE_BYTES // 2**20} MiB in {1e3 * slowest:.1f} ms)"
+        f"{info.world_size} ranks over {dist.get_backend()}: all sums are exact, bus bandwidth "
+        f"{rate / 1e9:.2f} GB/s ({_LARGE_BYTES // 2**20} MiB in {1e3 * slowest:.1f} ms)"
     )
 
 
@@ -233,9 +238,10 @@ def _factor(rank: int) -> int:
     return 1 + rank % _LARGEST_FACTOR
 
 
-def _wait_for(place: torch.device) -> None:
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)  # a measurement: the host must know when it ends
+def _wait_for(device: torch.device) -> None:
+    """Wait for a device, because the host measures when its work ends."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def in_session(
@@ -248,11 +254,11 @@ def in_session(
 ) -> int:
     """Call `run` with this rank and its device, inside the process group of all ranks.
 
-    Raises LostRanksError if other ranks do not answer within `patience`, or are gone. With
-    `whereabouts`, which `run` keeps up to date, every error names this rank and what it was doing,
-    and the process ends if it does nothing new for that long. `info` is this process's rank if it
-    differs from the launcher's (reader_roles.py). `run` is a function so that all it built is freed
-    before the group is left (`_leave`).
+    `run` is a function, so that everything it created is freed before the process leaves the group
+    (`_leave`). `run` keeps `whereabouts` up to date. If it is given, every error names this rank
+    and what it was doing, and the process ends if it makes no progress for `patience`. `info` is
+    the rank of this process if it differs from the launcher's (reader_roles.py). Raises
+    LostRanksError if other ranks have died or do not answer within `patience`.
     """
     info = info or read_rank_info()
     if info.launcher == "torchrun":
@@ -262,7 +268,7 @@ def in_session(
     leaves_together = False
     with naming_failures(info, whereabouts, patience):
         try:
-            with naming_the_awaited(info):
+            with warn_if_waiting(info):
                 init_process_group(info, device, timeout=patience + GRACE)
             with watchdog(info, whereabouts, patience) if whereabouts else nullcontext():
                 status = run(info, device)
@@ -270,36 +276,37 @@ def in_session(
             if whereabouts:
                 whereabouts.at("end")
             if info.world_size > 1:
-                dist.barrier()  # a launcher ends all ranks when one leaves; rank 0 may still write
+                # Launchers end all ranks when one leaves, and rank 0 may still be writing.
+                dist.barrier()
             return status
         except UserError as error:
             if error.is_of_all_ranks:
-                if info.rank == 0:  # at once: when a rank leaves, launchers end the others
+                if info.rank == 0:  # at once, because launchers end all ranks when one leaves
                     say_error(error)
                 error.is_said = True
                 in_start_up = whereabouts is None or whereabouts.in_start_up
                 leaves_together = in_start_up and device.type == "cpu"
             raise
         finally:
-            # After an error of one rank the others wait for it in collectives, and to leave the
-            # group would wait for those; on a GPU also for graphs and kernels that never end. So
-            # the process ends without (__main__.entry), and the others see its connections close.
+            # After an error of one rank, the others wait for it in collectives. Leaving the group
+            # would wait for these collectives, and on a GPU for graphs and kernels that never end.
+            # So the process ends without leaving (__main__.entry), which closes its connections.
             if leaves_together:
                 _leave()
 
 
 def _leave() -> None:
-    """Leave the process group once nothing else holds it, also if all ranks raise one error.
+    """Leave the process group after freeing everything that refers to it.
 
-    DistributedDataParallel is part of a reference cycle and holds the group. If it is collected
-    after the group was left, it ends gloo's threads while holding Python's lock; a thread that must
-    still free a hook of ours needs that lock, and both wait for ever (torch 2.13: once in 40
-    tries). Left to the end of the interpreter, the threads end in SIGABRT (3 of 6 evaluations on
-    two ranks).
+    DistributedDataParallel refers to the group and is part of a reference cycle. If it is collected
+    after the process has left the group, it ends gloo's threads while it holds the GIL. A thread
+    that still has to free one of our hooks needs the GIL, so both wait forever. That happened in 1
+    of 40 tries with torch 2.13. If the group is not left at all, the threads abort the process at
+    the end of the interpreter, which happened in 3 of 6 evaluations on two ranks.
     """
     error = sys.exception()
     while error is not None:
-        traceback.clear_frames(error.__traceback__)  # they hold objects that `run` built
+        traceback.clear_frames(error.__traceback__)  # which refer to objects that `run` created
         error = error.__context__
     gc.collect()
     shutdown()

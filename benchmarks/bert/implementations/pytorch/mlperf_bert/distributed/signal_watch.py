@@ -1,10 +1,13 @@
 """What a rank is doing, and handlers of the signals that ask a process to end.
 
-A plain command ends in order (`EndingInOrder`). `tune`, ranks in the loop (stop_request.py) and the
-process that started them note the signals. Ranks before the first step, or without steps, end at
-once (`SignalWatch`), and at a second Ctrl-C all do. A Python handler runs only when the main thread
-is back in the interpreter, which may take minutes while it waits for other ranks; so there another
-thread is told and acts. A process also ends with its parent, because nobody would see it go on.
+A plain command raises an exception, so that it cleans up (`EndingInOrder`). `tune`, ranks in the
+training loop (stop_request.py) and the process that started these ranks record the signals. Ranks
+before the first step, and ranks without steps, exit at once (`SignalWatch`). At a second Ctrl-C all
+of them exit at once.
+
+A Python handler runs only when the main thread is back in the interpreter, which may take minutes
+while it waits for other ranks. In `SignalWatch`, another thread therefore receives the signals. A
+process also ends when its parent ends, because nobody would notice that it is still running.
 """
 
 import ctypes
@@ -33,29 +36,33 @@ _IN_WORDS: dict[Doing, str] = {
     "checkpoint": "checkpoint of step {:d}",
     "end": "end of the run",
 }
-_MUST_GO_ON: frozenset[Doing] = frozenset({"batch", "step", "evaluation"})  # disks may be slow
+# Activities with a time limit. The others may depend on slow disks or compilers.
+_TIMED: frozenset[Doing] = frozenset({"batch", "step", "evaluation"})
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: no terminal
-TWICE_S = 1.0  # within this time one Ctrl-C may arrive twice: from the terminal and from a launcher
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+TWICE_S = 1.0  # one Ctrl-C may arrive twice in this time, from the terminal and from a launcher
 
 _PR_SET_PDEATHSIG = 1  # in Linux's header
-_LIBC = ctypes.CDLL(None)  # opened here, because a child that has just been forked may not
-_SCRIPT = "MLPERF_BERT_SCRIPT"  # process id of run_and_time.sh, set by it
+_LIBC = ctypes.CDLL(None)  # opened here, because a child must not do so right after a fork
+_SCRIPT = "MLPERF_BERT_SCRIPT"  # process id of run_and_time.sh, which sets this variable
 
 
 class Whereabouts:
-    """The current activity: set by the training thread, read by others; begins with start-up."""
+    """The current activity of a rank, set by the training thread and read by others.
+
+    The first activity is the start-up.
+    """
 
     def __init__(self) -> None:
-        self._now: tuple[int, Doing, int] = (0, "start-up", 0)  # one object: read as a whole
+        self._now: tuple[int, Doing, int] = (0, "start-up", 0)  # one object, so reads are atomic
 
     def at(self, doing: Doing, number: int | None = None) -> None:
-        """Set the activity; `number` is the step's, or for an evaluation the samples."""
+        """Set the activity. `number` is the step, or the samples before an evaluation."""
         self._now = (self._now[0] + 1, doing, number or 0)
 
     @property
     def in_start_up(self) -> bool:
-        """True before the first step."""
+        """True until the first step begins."""
         return self._now[1] in ("start-up", "warm-up")
 
     @property
@@ -66,20 +73,20 @@ class Whereabouts:
 
     @property
     def progress(self) -> int | None:
-        """A number that grows with each `at`; None in an activity without a time limit."""
+        """A number that grows with each `at`, or None in an activity without a time limit."""
         count, doing, _ = self._now
-        return count if doing in _MUST_GO_ON else None
+        return count if doing in _TIMED else None
 
 
 class CtrlC:
-    """A filter that tells a second Ctrl-C from a first one that arrived twice."""
+    """A filter that distinguishes a second Ctrl-C from a first one that arrived twice."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first_at: float | None = None
 
     def came_again(self) -> bool:
-        """True if this SIGINT asks for an end at once; call it at each SIGINT."""
+        """Return True if this SIGINT is from a second Ctrl-C. Call it at each SIGINT."""
         if self._first_at is None:
             self._first_at = self._clock()
             return False
@@ -87,18 +94,19 @@ class CtrlC:
 
 
 class CaughtSignals:
-    """A context that notes signals; afterwards they act as before.
+    """A context that records signals. Its exit restores the previous handlers.
 
-    With `keeps_them` they stay caught for good once one came: others may follow, and must not end a
-    process that leaves in order. Outside the main thread no signal is caught, because none can be.
-    SIGHUP is not caught if it is ignored: then `nohup` started this process.
+    A subclass with `keeps_them` does not restore them after a signal, because more signals may
+    follow and must not end a process that is cleaning up. Outside of the main thread no signal is
+    caught, because Python does not allow that. SIGHUP is not caught if it is ignored, because then
+    `nohup` started this process.
     """
 
     keeps_them = False
 
     def __init__(self, numbers: Sequence[signal.Signals] = SIGNALS) -> None:
-        self.first = 0  # number of the first signal
-        self.at_once = False  # a second Ctrl-C came
+        self.first = 0  # number of the first signal, or 0
+        self.at_once = False  # True after a second Ctrl-C
         self._numbers = numbers
         self._ctrl_c = CtrlC()
         self._previous: dict[int, Any] = {}
@@ -118,70 +126,70 @@ class CaughtSignals:
                 signal.signal(number, handler)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal; called in the main thread once that is back in the interpreter."""
+        """Record a signal. Python calls this in the main thread, between two instructions."""
         self.first = self.first or number
         self.at_once |= number == signal.SIGINT and self._ctrl_c.came_again()
 
 
 class Ended(KeyboardInterrupt):
-    """Raised when a signal other than Ctrl-C asks for the end; cleanup is as after Ctrl-C."""
+    """Raised at a signal other than Ctrl-C, so that the cleanup is the same as after Ctrl-C."""
 
 
 class EndingInOrder(CaughtSignals):
-    """A context in which the first signal raises Ended with its name; Ctrl-C acts as before.
+    """A context in which the first signal raises Ended with its name. Ctrl-C acts as before.
 
-    It does not while a user's error is being reported, which ends the process anyway: a launcher
-    ends all ranks when the first has left, and their messages would be lost.
+    Signals are ignored while a UserError is being reported, which ends the process anyway. When the
+    first rank exits, a launcher sends signals to the others, whose messages would be lost.
     """
 
-    keeps_them = True  # a closing session sends two or three
+    keeps_them = True  # a terminal session that closes sends two or three signals
 
     def __init__(self) -> None:
         super().__init__([number for number in SIGNALS if number != signal.SIGINT])
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Raise Ended, once."""
+        """Raise Ended at the first signal."""
         if not self.first and not isinstance(sys.exception(), UserError):
             self.first = number
             raise Ended(signal.Signals(number).name)
 
 
 class SignalPipe(CaughtSignals):
-    """A pipe that reports signals at once to the thread that waits for them."""
+    """A context that reports signals through a pipe, at once, to a thread that waits for them."""
 
     def __enter__(self) -> Self:
-        self._hears, self._tells = os.pipe()
-        os.set_blocking(self._tells, False)
-        self._previous_fd = signal.set_wakeup_fd(self._tells, warn_on_full_buffer=False)
-        # A signal without a Python handler would not be reported.
-        return super().__enter__()
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        return super().__enter__()  # installs handlers, without which no signal is reported
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._previous_fd)
-        os.close(self._tells)
+        os.close(self._write_fd)
         self.over()
-        os.close(self._hears)
+        os.close(self._read_fd)
         super().__exit__()
 
     def wait(self, seconds: float | None = None) -> list[signal.Signals]:
-        """Wait for signals; return those that came, none once the time or the context is over."""
-        ready, _, _ = select.select([self._hears], [], [], seconds)
-        return [signal.Signals(told) for told in os.read(self._hears, 512)] if ready else []
+        """Wait for signals and return them. Return none after `seconds` or at the context's end."""
+        ready, _, _ = select.select([self._read_fd], [], [], seconds)
+        return [signal.Signals(number) for number in os.read(self._read_fd, 512)] if ready else []
 
     def over(self) -> None:
-        """Called when no more signals will be reported, before the pipe is closed."""
+        """Do nothing. A subclass may wait here for its thread, before the pipe is closed."""
 
 
 class SignalWatch(SignalPipe):
     """A context of the main thread that acts on the signals of a rank.
 
-    Before the first step a signal ends the process with status 75. After it a StopRequest sees the
-    signals, and this only explains the first Ctrl-C and obeys the second.
+    Before the first step, a signal ends the process with status 75. Afterwards a StopRequest
+    handles the signals. This class then only explains the first Ctrl-C, and exits at the second.
 
     Args:
-        whereabouts: what this rank is doing; None if there are no steps.
-        speaks: true on the one rank that explains what a Ctrl-C does.
-        status_file: receives the status too, because a launcher may hide it (`--status-file`).
+        whereabouts: what this rank is doing, or None if the command has no steps.
+        speaks: True on the one rank that explains what a Ctrl-C does.
+        status_file: the file to write the status to, because a launcher may hide the exit status
+            (`--status-file`).
     """
 
     keeps_them = True
@@ -203,7 +211,7 @@ class SignalWatch(SignalPipe):
         return self
 
     def over(self) -> None:
-        """Wait for the thread."""
+        """Wait for the thread to end."""
         self._thread.join()
 
     def _listen(self) -> None:
@@ -219,7 +227,7 @@ class SignalWatch(SignalPipe):
             self._leave(number.name)
         if number == signal.SIGINT and self._speaks and not self._said:
             self._said = True
-            say("Ctrl-C: saving and ending; again to end at once")
+            say("saving and stopping because of Ctrl-C (press it again to exit at once)")
 
     def _leave(self, name: str) -> None:
         if self._status_file is not None:
@@ -227,35 +235,36 @@ class SignalWatch(SignalPipe):
         if self._whereabouts is None:
             say(f"interrupted by {name}")
         else:
-            say(f"{name} before the first step: nothing to save")
+            say(f"stopped by {name} before the first step, so there is nothing to save")
         os._exit(STOPPED)
 
 
 def write_status(path: Path, status: int) -> bool:
-    """Write or replace the file in one step; true if it was written. Raises nothing.
+    """Write or replace a status file in one step, and return True if that worked.
 
-    Several ranks may write it at once; readers see one whole status. A file that cannot be written
-    is a warning on stderr.
+    Several ranks may write the file at once, and readers always find one whole status. If the file
+    cannot be written, a warning is printed on stderr. Raises nothing.
     """
-    # Ranks on two nodes may share a process id.
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    # The name is random because ranks on two nodes may have the same process id.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
-        beside.write_text(f"{status}\n")
-        beside.replace(path)
+        temporary.write_text(f"{status}\n")
+        temporary.replace(path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        say(f"warning: {path} cannot be written ({error.strerror}): it was to tell status {status}")
+            temporary.unlink(missing_ok=True)
+        say(f"warning: cannot write status {status} to {path} ({error.strerror})")
         return False
     return True
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Make the kernel send `number` to this process when `parent`, which started it, is gone.
+    """Make the kernel send `number` to this process when its parent process ends.
 
-    Otherwise it would train on unseen beside its replacement. Works on Linux only, where the end of
-    the parent's thread that started it counts: its main one. Call it before anything else, for
-    example in `preexec_fn`; a parent that is gone by then counts too.
+    Otherwise, this process could keep training unnoticed next to its replacement. This works only
+    on Linux, where the signal is sent when the parent's thread that started this process ends, so
+    that must be its main thread. Call this function before anything else, for example in
+    `preexec_fn`. If the parent has ended by then, the signal is sent at once.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
@@ -264,12 +273,12 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def end_with_script(environ: Mapping[str, str] = os.environ) -> None:
-    """End a command in order, by SIGTERM, when run_and_time.sh, which started it, is gone."""
+    """Make the kernel send SIGTERM when run_and_time.sh ends, if that started this process."""
     script = environ.get(_SCRIPT, "")
     if not (script.isdecimal() and len(script) < 10):
         return
     with suppress(ProcessLookupError, PermissionError):
         os.kill(int(script), 0)
         if os.getppid() != int(script):
-            return  # started by a process between them, like ranks
+            return  # another process in between started this one, as for ranks
     end_with_parent(int(script), signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""Agreement of the ranks on the step after which all end, when a signal asks for it.
+"""Agreement of the ranks on the step after which all of them stop because of a signal.
 
-SLURM sends SIGTERM at `scancel` and at the time limit, and SIGUSR1 if a job asks for it ahead of
-that (`sbatch --signal`); `docker stop` sends SIGTERM, Ctrl-C SIGINT, a closed terminal SIGHUP.
-Signals do not reach all ranks between the same two steps, and a rank that left by itself would
-leave the others waiting.
+SLURM sends SIGTERM at `scancel` and at the time limit, and SIGUSR1 before the time limit if the job
+asks for it (`sbatch --signal`). `docker stop` sends SIGTERM, Ctrl-C sends SIGINT, and a terminal
+that closes sends SIGHUP. The signals do not reach all ranks between the same two steps. If a rank
+stopped by itself, the others would wait for it.
 """
 
 import signal
@@ -17,17 +17,17 @@ import torch.distributed as dist
 
 from mlperf_bert.distributed.signal_watch import CaughtSignals
 
-CHECK_S = 1.0  # seconds between two agreements, about
-MOST_STEPS = 1000  # steps between two agreements
+CHECK_S = 1.0  # approximate number of seconds between two agreements
+MOST_STEPS = 1000  # maximum number of steps between two agreements
 
 
 class StopRequest(CaughtSignals):
-    """One decision on all ranks about the signals they received.
+    """The common decision of all ranks about the signals that they received.
 
-    An agreement is one all-reduce of two numbers, about once a second. On CUDA its outcome is read
-    at the next one, so that the host does not wait for the device. SLURM and a shell may send a
-    signal twice, and the second must not end a rank that is saving (a second Ctrl-C may:
-    signal_watch.py).
+    An agreement is one all-reduce of two numbers, about once per second. On CUDA its outcome is
+    read at the next agreement, so that the host does not wait for the device. SLURM and shells may
+    send a signal twice, and the second one must not end a rank that is saving. Only a second Ctrl-C
+    does (signal_watch.py).
     """
 
     keeps_them = True
@@ -55,15 +55,18 @@ class StopRequest(CaughtSignals):
 
     @property
     def step_s(self) -> float | None:
-        """Seconds a step of the slowest rank, the same on all; None before an agreement."""
+        """Seconds per step of the slowest rank, equal on all ranks. None before an agreement."""
         return self._step_s
 
     def agreed(self, step: int) -> str | None:
-        """The signal's name if all ranks end after this step; each calls it after each step."""
+        """Return the name of the signal if all ranks stop after this step, and otherwise None.
+
+        Collective: all ranks must call it after each step.
+        """
         if self._checked_at is None:  # the first step of this process, not always the run's
             self._checked_at = (step - 1, self._entered_at)
         if self._world_size == 1:
-            self._measure_alone(step, self._checked_at)
+            self._measure(step, self._checked_at)
             return _name(self.first)
         if step < self._next_check:
             return None
@@ -71,32 +74,36 @@ class StopRequest(CaughtSignals):
         self._next_check = step + max(1, min(MOST_STEPS, int(CHECK_S / max(step_s, 1e-9))))
         return _name(int(signal_number))
 
-    def _measure_alone(self, step: int, checked_at: tuple[int, float]) -> None:
+    def _measure(self, step: int, checked_at: tuple[int, float]) -> None:
+        """Update the seconds per step of a single rank, about once per CHECK_S."""
         (before, then), now = checked_at, self._clock()
         if now - then >= CHECK_S:
             self._step_s = (now - then) / (step - before)
             self._checked_at = (step, now)
 
     def _largest_of_ranks(self, step: int, checked_at: tuple[int, float]) -> tuple[float, float]:
-        """The largest signal number and seconds a step; on CUDA from the previous agreement."""
+        """Return the largest signal number and seconds per step of all ranks.
+
+        On CUDA the numbers are those of the previous agreement.
+        """
         (before, then), now = checked_at, self._clock()
         self._checked_at = (step, now)
         agreement = _Agreement((float(self.first), (now - then) / (step - before)), self._device)
         ready, self._pending = self._pending, agreement
         if self._device.type == "cpu":
             ready = agreement
-        if ready is None:  # the first on CUDA: ask again after the next step
+        if ready is None:  # the first agreement on CUDA, whose outcome is read after a step
             return 0.0, CHECK_S
         signal_number, self._step_s = ready.outcome()
         return signal_number, self._step_s
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal; the largest number counts, so SIGTERM wins over the others."""
+        """Record a signal. The largest number counts, so SIGTERM wins over the others."""
         self.first = max(self.first, number)
 
 
 class _Agreement:
-    """An all-reduce under way: the maximum over ranks of each of two numbers."""
+    """A running all-reduce of two numbers, each to its maximum over the ranks."""
 
     def __init__(self, own: tuple[float, float], device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -109,9 +116,9 @@ class _Agreement:
             self._event = torch.cuda.current_stream(device).record_event()
 
     def outcome(self) -> tuple[float, float]:
-        """Both numbers."""
+        """Wait for both numbers and return them."""
         if self._event is not None:
-            self._event.synchronize()  # from a second ago
+            self._event.synchronize()  # does not block, because it was recorded about CHECK_S ago
         first, second = self._host.tolist()
         return first, second
 
