@@ -173,7 +173,7 @@ def test_a_slow_disk(setup, tmp_path):
         job.wait_until(lambda: run.last_step() >= first + 20, STARTS_WITHIN_S)
         assert run.newest_step() == 0  # all these steps were made while one was being written
         assert job.ended(STARTS_WITHIN_S) == MISSED, job.printed()
-        passed_over = re.findall(r"^no checkpoint after step \d+: ", job.printed(), re.M)
+        passed_over = re.findall(r"^skipped the checkpoint after step \d+ ", job.printed(), re.M)
         assert passed_over
     assert run.newest_step() == STEPS
     run.check_checkpoints()

@@ -110,5 +110,5 @@ def test_it_fills_is_evaluated_and_a_run_begins_with_it(
     config = config_for(folder, tmp_path / "fits.toml")
     options = ("--config", config, "--data", synthetic_data, "--run-dir", tmp_path / "run")
     train = [str(word) for word in ("train", *options, *begin, "--set")]
-    assert "is 64, the weights in" in refusal(capsys, *train, "model.attention_window=64")
+    assert "is 64, but the weights in" in refusal(capsys, *train, "model.attention_window=64")
     assert main([*train, "run.max_steps=2"]) == 3

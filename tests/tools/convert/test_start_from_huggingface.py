@@ -23,7 +23,7 @@ def bert(tmp_path, words):
 
 def test_train_says_how_to_convert(bert, tiny_config, synthetic_data, monkeypatch, capsys):
     monkeypatch.setattr(console, "SILENCE_S", (300.0, 300.0))  # no more lines on a busy machine
-    told = "of other programs' weights: mlperf_bert convert"
+    told = f"convert {bert} --from huggingface --out NEW"
     begin = ("--init-checkpoint", bert)
     place = ("--data", synthetic_data, "--run-dir", bert.parent / "run")
     assert told in refusal(capsys, "train", "--config", tiny_config, *place, *begin)

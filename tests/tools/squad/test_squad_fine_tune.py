@@ -164,7 +164,7 @@ def test_damaged_or_other_checkpoints_are_refused(inputs, checkpoint, tmp_path):
         start_from(checkpoint, tmp_path / "vocab.txt", seed=1)
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     save_file({"other": torch.zeros(1)}, copy / "model.safetensors")
-    with pytest.raises(CheckpointError, match="differs from its digest"):
+    with pytest.raises(CheckpointError, match="is damaged, because its size or digest differs"):
         start_from(copy, None, seed=1)
     modern = ("model.architecture=modern", "model.objective=mlm", "model.attention_window=4")
     with pytest.raises(ConfigError, match="is not a BERT model"):

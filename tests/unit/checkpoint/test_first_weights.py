@@ -30,7 +30,7 @@ def test_a_closed_run_without_weights_is_refused_at_once(synthetic_data, tiny_co
     code += "; sys.exit(99 if 'torch' in sys.modules else status)"  # whose import takes seconds
     done = run_process(sys.executable, "-c", code, "train", *places, *CLOSED)
     assert done.returncode == 2 and not (tmp_path / "run").exists()
-    assert "run.init_checkpoint: is not set; the closed division starts" in done.stderr
+    assert "run.init_checkpoint: is not set, but the closed division starts" in done.stderr
     assert "INIT_CHECKPOINT" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -50,10 +50,15 @@ def test_other_weights_than_the_configured_are_refused(
         (tmp_path / name).mkdir()
         (tmp_path / name / MANIFEST).write_bytes(replace(manifest, **change).to_json())
     for setting, given, data, said in (
-        ("run.seed=1", "nowhere", synthetic_data, "run.init_checkpoint: is nowhere, which is not"),
-        ("model.hidden_size=16", weights, synthetic_data, "model.hidden_size: is 16, the weights"),
-        ("model.num_heads=4", weights, synthetic_data, "model.num_heads: is 4, the weights"),
-        ("run.seed=1", tmp_path / "empty", synthetic_data, "holds no weights"),
+        ("run.seed=1", "nowhere", synthetic_data, "nowhere: no such directory; pass a checkpoint"),
+        (
+            "model.hidden_size=16",
+            weights,
+            synthetic_data,
+            "model.hidden_size: is 16, but the weights",
+        ),
+        ("model.num_heads=4", weights, synthetic_data, "model.num_heads: is 4, but the weights"),
+        ("run.seed=1", tmp_path / "empty", synthetic_data, "has no model.safetensors"),
         ("model.objective=mlm_nsp", tmp_path / "mlm", synthetic_data, "have no head for pairs"),
         ("run.seed=1", weights, tmp_path / "other", "was trained with another vocabulary"),
     ):

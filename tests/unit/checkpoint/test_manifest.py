@@ -116,9 +116,13 @@ def test_latest_names_a_checkpoint_beside_it_or_what_to_give_is_said(tmp_path):
         (directory / "LATEST").write_text(name, encoding="utf-8")
         with pytest.raises(CheckpointError):
             resolve(directory)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.json").write_text("{}")
     for place, remedy in (
-        (run, f"give {directory}"),
-        (tmp_path, "give a checkpoint directory (of other programs' weights: mlperf_bert convert)"),
+        (run, f"pass {directory}"),
+        (tmp_path, f"pass {directory}"),
+        (tmp_path / "theirs", f"convert {tmp_path / 'theirs'} --from huggingface --out NEW"),
+        (run / "step_00000008", f"no such directory; did you mean {run / 'step_00000007'}?"),
     ):
         with pytest.raises(CheckpointError, match=re.escape(remedy)):
             resolve(place)

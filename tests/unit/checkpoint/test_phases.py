@@ -156,7 +156,7 @@ def train_on(kind, first, tiny_config, synthetic_data):
 def test_a_longer_second_phase_goes_on_bit_for_bit(first, train_on, tmp_path, capsys):
     """Killed at its steps, it goes on."""
     whole = train_on(tmp_path / "whole")
-    assert f"begun with the training state of {checkpoints(first)}" in capsys.readouterr().out
+    assert f"started from the training state of {checkpoints(first)}" in capsys.readouterr().out
     assert state_of(whole)["rank_00000.safetensors updates"] == 6 + 8
     log = whole / "result_0.txt"
     assert mlperf_records(log, "resumed")[0]["value"] is False
@@ -196,16 +196,16 @@ def test_a_phase_that_cannot_begin_is_refused(tiny_config, synthetic_data, tmp_p
     larger = "parallel.local_batch_size=32"
     other = with_other_train(synthetic_data, tmp_path / "other")
     for given, settings, said in (
-        (None, (), "run.init_state: is 'training', and there is no run.init_checkpoint; give"),
-        (converted, (), f"'training', and {converted} holds weights without a state; give the"),
-        (saved, ("optim.name=lamb",), "optim.name: is 'lamb', the run in"),
-        (saved, ("model.objective=mlm",), "model.objective: is 'mlm', the run in"),
-        (saved, ("model.hidden_size=16",), "model.hidden_size: is 16, the weights in"),
-        (saved, (*skip, "run.seed=5"), "run.seed: is 5, the run in"),
-        (saved, (*skip, "run.seed=random"), "has 11; set it to that, as data.skip_samples needs"),
-        (saved, (*skip, "data.sampler=uniform"), "data.sampler: is 'uniform', the run in"),
-        (saved, (*skip, larger), "divisor of the global batch up to 64): is 32, the run"),
-        (saved, (*skip, "other data"), "data.skip_samples: is 16, and"),
+        (None, (), "run.init_state: is 'training', but run.init_checkpoint is not set; pass"),
+        (converted, (), f"'training', but {converted} has weights without a training state; pass"),
+        (saved, ("optim.name=lamb",), "optim.name: is 'lamb', but the run in"),
+        (saved, ("model.objective=mlm",), "model.objective: is 'mlm', but the run in"),
+        (saved, ("model.hidden_size=16",), "model.hidden_size: is 16, but the weights in"),
+        (saved, (*skip, "run.seed=5"), "run.seed: is 5, but the run in"),
+        (saved, (*skip, "run.seed=random"), "has 11; use 11, because data.skip_samples needs"),
+        (saved, (*skip, "data.sampler=uniform"), "data.sampler: is 'uniform', but the run in"),
+        (saved, (*skip, larger), "divisor of the global batch up to 64): is 32, but the run"),
+        (saved, (*skip, "other data"), "data.skip_samples: is 16, but"),
         (saved, ("mlperf.division=closed", "mlperf.enforce_rules=true"), "closed division"),
     ):
         data = other if "other data" in settings else synthetic_data

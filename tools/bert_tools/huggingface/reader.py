@@ -22,6 +22,7 @@ from bert_tools.huggingface.weights import (
 )
 from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
 from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE
+from mlperf_bert.checkpoint.weights_directory import HUGGINGFACE, check_directory
 from mlperf_bert.errors import CheckpointError, DataError, one_line
 from mlperf_bert.files import file_size, in_brief, is_there, read_json, reading
 
@@ -47,6 +48,7 @@ def open_huggingface(folder: Path) -> Source:
 
     Raises CheckpointError.
     """
+    check_directory(folder, HUGGINGFACE)
     path = folder / CONFIG
     try:
         config = read_json(path, missing="is missing", remedy=REMEDY)

@@ -1,7 +1,8 @@
-"""Checkpoints: safetensors and JSON only, complete or absent, digests checked before use.
+"""Checkpoints: safetensors and JSON files, whose digests are checked before use.
 
-A checkpoint is `step_00000120/{manifest.json, state.json, model.safetensors,
-optimizer/rank_00000.safetensors, rank_states.safetensors, fp8.safetensors}` beside `LATEST`; the
-last file exists only for FP8 products. Parameter names are Hugging Face's. During writing its name
-begins with a dot; it is renamed when every file is on disk.
+A checkpoint is a directory `step_00000120/` next to a file `LATEST`. It contains `manifest.json`,
+`state.json`, `model.safetensors`, `optimizer/rank_00000.safetensors`, `rank_states.safetensors`
+and, if the model has FP8 products, `fp8.safetensors`. The parameters have Hugging Face's names.
+While the files are being written, the directory's name begins with a dot. It is renamed once every
+file is on disk, so a checkpoint is either complete or absent.
 """

@@ -1,4 +1,4 @@
-"""Loading of a checkpoint: the weights alone, or the whole state that a run continues from.
+"""Loading of a checkpoint: only its weights, or the whole state that a run resumes from.
 
 `writer.py` describes the format.
 """
@@ -35,8 +35,8 @@ from mlperf_bert.errors import CheckpointError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 
-ITS_CONFIG = "use the config it was made with"
-# Errors from reading a damaged file, or a file of another format.
+ITS_CONFIG = "use the config that it was trained with"
+# Errors that occur when a file is damaged or has another format.
 _UNREADABLE = (OSError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -48,10 +48,10 @@ def load_checkpoint(
     *,
     is_verified: bool = False,
 ) -> CheckpointState:
-    """Fill an optimizer and its model from a checkpoint of any number of ranks.
+    """Load a checkpoint of any number of ranks into an optimizer and its model.
 
-    Every rank must call it at the same time; rank 0 checks the digests unless it has done so
-    before. Raises CheckpointError like `load_weights`, on every rank.
+    Collective: all ranks must call it. Rank 0 checks the digests unless `is_verified` is set.
+    Raises CheckpointError like `load_weights`, on every rank.
     """
 
     def check() -> None:
@@ -83,10 +83,11 @@ def restore_rank_states(
     *,
     streams: bool = True,
 ) -> None:
-    """Restore this rank's FP8 units, and its random streams if `streams` is set.
+    """Restore this rank's FP8 scales, and its random streams if `streams` is set.
 
-    If the number of ranks has changed, no streams are restored, and the units are rank 0's.
-    `load_checkpoint` has verified the file's digest. Raises CheckpointError on every rank.
+    If the number of ranks has changed, no streams are restored, and every rank gets the scales of
+    rank 0. The caller must have verified the file's digest, as `load_checkpoint` does. Raises
+    CheckpointError on every rank.
     """
 
     def restore() -> None:
@@ -99,7 +100,8 @@ def restore_rank_states(
         try:
             set_rank_states(states, model.fp8_state(), rank, device)
         except (IndexError, RuntimeError, TypeError) as error:
-            raise CheckpointError(str(path), f"does not fit ({error})", ELSE) from None
+            problem = f"does not fit this run ({error})"
+            raise CheckpointError(str(path), problem, ELSE) from None
 
     on_every_rank(info, restore)
 
@@ -112,32 +114,34 @@ def load_phase(
     info: RankInfo,
     device: torch.device,
 ) -> str:
-    """Fill an optimizer and its model from the run before, to begin a new one; a line about it.
+    """Load the training state of an earlier run to start a new phase, and describe it in a line.
 
-    Weights, moments, FP8 units and the count of updates are the checkpoint's. Step,
-    samples, schedule, data order and random streams begin anew. Bias correction divides a moment by
-    1 - beta^t, where t counts the updates that made it, so t goes on with the moments. If it began
-    anew, carried moments would be divided by 1 - beta: AdamW's first update would have
-    sqrt(1 - beta_2) / (1 - beta_1) of its size, 0.32 by default.
+    Weights, moments, FP8 scales and the count of updates are those of the checkpoint. Step,
+    samples, schedule, data order and random streams start from the beginning.
 
-    The checkpoint may be of any number of ranks; every rank must call it at the same time. Raises
+    The count t of updates is kept together with the moments because bias correction divides a
+    moment by 1 - beta^t, where t is the number of updates that contributed to it. If t started from
+    zero again, the moments would be divided by 1 - beta, and AdamW's first update would have only
+    sqrt(1 - beta_2) / (1 - beta_1) of its size, which is 0.32 by default.
+
+    The checkpoint may be of any number of ranks. Collective: all ranks must call it. Raises
     CheckpointError like `load_checkpoint`.
     """
     state = load_checkpoint(optimizer, directory, vocabulary_sha256, info)
     restore_rank_states(directory, state, model, info, device, streams=False)
-    return f"begun with the training state of {directory}, after {state.samples:,} samples"
+    return f"started from the training state of {directory}, after {state.samples:,} samples"
 
 
 def load_weights(
     model: BertForPretraining, directory: Path, vocabulary_sha256: str
 ) -> CheckpointState:
-    """Fill `model` with the weights of a checkpoint, or of a directory that holds `LATEST`.
+    """Load the weights of a checkpoint, or of the latest one in a directory, into `model`.
 
-    FP8 scales are filled too, if model and checkpoint have them. A model without next-sentence
+    FP8 scales are loaded too if model and checkpoint have them. A model without next-sentence
     prediction ignores the checkpoint's head for it.
 
-    Raises CheckpointError if files are missing or damaged, or made for another model or vocabulary,
-    and ConfigError if settings differ that no shape shows.
+    Raises CheckpointError if files are missing, damaged, or made for another model or vocabulary,
+    and ConfigError if settings differ that do not change a tensor's shape.
     """
     directory = resolve(directory)
     manifest = read_manifest(directory)
@@ -170,20 +174,21 @@ def _check_names_and_shapes(
     directory: Path, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]
 ) -> None:
     for name in sorted(found.keys() ^ wanted.keys()):
-        side = "missing" if name in wanted else "not part of the model"
-        raise CheckpointError(str(directory), f"{name} is {side}", ITS_CONFIG)
+        problem = f"has no {name}" if name in wanted else f"has {name}, but the model does not"
+        raise CheckpointError(str(directory), problem, ITS_CONFIG)
     for name, shape in wanted.items():
         if tuple(found[name].shape) != shape:
-            problem = f"{name} is {list(found[name].shape)}, the model's is {list(shape)}"
+            theirs = list(found[name].shape)
+            problem = f"{name} has the shape {theirs}, but the model needs {list(shape)}"
             raise CheckpointError(str(directory), problem, ITS_CONFIG)
 
 
 def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
-    """Fill this rank's shard from the files of any number of shards.
+    """Load this rank's shard of the optimizer state from the files of any number of shards.
 
-    Raises CheckpointError if a file is damaged or the parts do not make up this state.
+    Raises CheckpointError if a file is damaged, or if the files lack a part of this state.
     """
-    from safetensors import SafetensorError, safe_open  # `bench` needs none of it
+    from safetensors import SafetensorError, safe_open  # here, because `bench` does not need it
 
     wanted = {segment.tensor.name: segment for segment in optimizer.segments()}
     missing = {name: segment.last - segment.first for name, segment in wanted.items()}
@@ -196,16 +201,16 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
                 for name, scalar in optimizer.scalar_state().items():
                     scalar.copy_(file.get_tensor(name))
         except (SafetensorError, *_UNREADABLE) as error:
-            raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
+            raise CheckpointError(str(path), f"cannot be read ({error})", ELSE) from None
     for name, elements in missing.items():
         if elements:
             where = str(paths[0].parent) if paths else "optimizer"
-            problem = f"lacks {elements:,} elements of {name}"
-            raise CheckpointError(where, problem, "use the config it was made with")
+            problem = f"{elements:,} elements of {name} are missing"
+            raise CheckpointError(where, problem, ITS_CONFIG)
 
 
 def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int, last: int) -> int:
-    """Copy the overlap of a file's part [first, last) with the wanted one; return its size."""
+    """Copy the elements that a file's part [first, last) shares with `wanted`, and count them."""
     begin, end = max(first, wanted.first), min(last, wanted.last)
     if begin >= end:
         return 0
@@ -219,11 +224,11 @@ def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int,
 def set_rank_states(
     states: Mapping[str, Tensor], fp8_state: Mapping[str, Tensor], rank: int, device: torch.device
 ) -> None:
-    """Restore a rank's gathered states; anything missing in them keeps its value.
+    """Restore one rank's part of the gathered states. A state that is missing keeps its value.
 
-    Raises IndexError, RuntimeError or TypeError if the states do not fit.
+    Raises IndexError, RuntimeError or TypeError if the states do not fit this run.
     """
-    # Clones, because torch reads from the start of a tensor's storage, even for a view.
+    # Cloned, because torch reads from the start of a tensor's storage even if it gets a view.
     if "cpu" in states:
         torch.set_rng_state(states["cpu"][rank].clone())
     if "cuda" in states and device.type == "cuda":

@@ -1,8 +1,8 @@
 """Contents of a checkpoint directory, its verification, and the pruning of a run's checkpoints.
 
-It needs no torch. Names have a fixed form, so none can lead elsewhere, and a file is used only if
-its digest is the manifest's. A checkpoint is renamed before it is removed, so none is ever half
-there.
+This module does not import torch. File names have a fixed form, so that none can lead to another
+directory, and a file is used only if its digest equals the manifest's. A checkpoint is renamed
+before it is removed, so that no other process ever finds half of one.
 """
 
 import re
@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlperf_bert.checkpoint.weights_directory import A_CHECKPOINT, check_directory
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import AttentionName, KernelsName
-from mlperf_bert.errors import CheckpointError, DataError, UnreadableError
+from mlperf_bert.errors import CheckpointError, DataError, UnreadableError, typed
 from mlperf_bert.files import (
     check_version,
     file_sha256,
@@ -40,24 +41,24 @@ STATE = "state.json"
 MODEL = "model.safetensors"
 FP8 = "fp8.safetensors"
 RANK_STATES = "rank_states.safetensors"
-FP8_UNIT = "fp8."  # prefix of names in it
+FP8_UNIT = "fp8."  # prefix of the names of FP8 scales in RANK_STATES
 LATEST = "LATEST"
 SHARDS = "optimizer/"  # prefix of the names of the optimizer's files
-OF_A_RUN = "checkpoints"  # name of the directory in a run's directory
+OF_A_RUN = "checkpoints"  # name of this directory in a run's directory
 INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
 REPLACED = "replaced"  # marks a checkpoint until its replacement of the same step is complete
 
-# Settings of before 2026-11-28 that told with which weights and data a run was to start: any value.
+# Settings of before 2026-11-28 that named the weights and data of the start. They are ignored.
 _OF_A_START = (("run", "init_checkpoint_sha256"), ("data", "dupe_factor"))
-_NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # one vocabulary at most
+_NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # at most one vocabulary
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a checkpoint: bytes and digest."""
+    """The size in bytes and the hex digest of a file of a checkpoint."""
 
     size: int
     sha256: str
@@ -65,11 +66,12 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`manifest.json`, written last; `config` is the unparsed text, see `read_config`.
+    """The contents of `manifest.json`, which is written last.
 
-    `origin` gives the source of converted weights (huggingface/conversion.py); a run that begins
-    with them keeps it under INITIALIZED_FROM, where a phase also names the state that it began
-    with. In other runs it is empty.
+    `config` has the unparsed tables of the run's config, which `read_config` parses. `origin` is
+    empty except in two cases. For converted weights it names their source
+    (huggingface/conversion.py). A run that starts from converted weights, or from the training
+    state of another run, names them under INITIALIZED_FROM.
     """
 
     step: int
@@ -83,11 +85,11 @@ class Manifest:
 
     @property
     def is_converted(self) -> bool:
-        """True if it holds another program's weights, and no run."""
+        """True if the checkpoint has another program's weights and no training state."""
         return bool(self.origin) and INITIALIZED_FROM not in self.origin
 
     def to_json(self) -> bytes:
-        """The file's contents."""
+        """Return the contents of the file."""
         values = {"format_version": FORMAT_VERSION, **asdict(self)}
         if not self.origin:
             del values["origin"]
@@ -98,41 +100,41 @@ class Manifest:
 class CheckpointState:
     """The state of a run in a checkpoint.
 
-    `step` is the sampler's position, because batches are a function of step and seed.
+    `step` is also the position of the sampler, because a batch is a function of step and seed.
     """
 
     step: int
     samples: int
     seed: int
-    mlm_accuracy: float | None  # 0 .. 1, of these weights, if known
+    mlm_accuracy: float | None  # 0 .. 1, of these weights, or None if it was not measured
     vocabulary_sha256: str
-    data_sha256: str = "unknown"  # of both sets' manifests
-    blocks_sha256: str | None = None  # of a large pair's shards (data/set_checks.py)
+    data_sha256: str = "unknown"  # of the manifests of both sets
+    blocks_sha256: str | None = None  # of the shards of large sets (data/set_checks.py)
     world_size: int = 1
-    ended: Status | None = None  # the outcome, if the run is over
+    ended: Status | None = None  # the outcome if the run is over
     seconds: float = 0.0  # of training, over all attempts
-    skipped_in_a_row: int = 0  # steps up to this one
-    # What "auto" in the config became on the machine of the run; None before 2026-11-28.
+    skipped_in_a_row: int = 0  # consecutive skipped steps, up to and including this one
+    # The choices for "auto" in the config on the machine of the run. None before 2026-11-28.
     attention: AttentionName | None = None
     kernels: KernelsName | None = None
 
     def to_json(self) -> bytes:
-        """The file's contents."""
+        """Return the contents of the file."""
         return write_json(asdict(self))
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """The directory of the checkpoint after `step`."""
+    """Return the directory of the checkpoint after `step`."""
     return directory / f"step_{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """The step in a checkpoint's name; -1 for another name."""
+    """Return the step in a checkpoint's name, or -1 if it is not a checkpoint's name."""
     return int(path.name.removeprefix("step_")) if _STEP_NAME.fullmatch(path.name) else -1
 
 
 def named_checkpoints(directory: Path) -> list[Path]:
-    """All entries of `directory` with a checkpoint's name, the newest first.
+    """Return the entries of `directory` that have a checkpoint's name, with the newest first.
 
     Raises UnreadableError.
     """
@@ -141,14 +143,18 @@ def named_checkpoints(directory: Path) -> list[Path]:
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """The complete ones among them; digests are not checked. Raises UnreadableError."""
+    """Return the complete checkpoints of `directory`, with the newest first.
+
+    A checkpoint is complete if it has a manifest. Digests are not checked. Raises UnreadableError.
+    """
     return [path for path in named_checkpoints(directory) if is_file(path / MANIFEST)]
 
 
 def has_had_checkpoints(directory: Path) -> bool:
-    """True if `directory` ever had a complete checkpoint: here, put aside, or lost.
+    """Return True if `directory` has ever had a complete checkpoint.
 
-    Raises UnreadableError.
+    The checkpoint may still be there, may have been put aside, or may be lost. Raises
+    UnreadableError.
     """
     return any(
         name == LATEST or ("step_" in name and not name.endswith(".partial"))
@@ -157,27 +163,37 @@ def has_had_checkpoints(directory: Path) -> bool:
 
 
 def resolve(directory: Path) -> Path:
-    """Return `directory` if it is a checkpoint, else the checkpoint that its LATEST names.
+    """Return `directory` if it is a checkpoint, and otherwise the one that its LATEST names.
 
-    Raises CheckpointError, UnreadableError.
+    Raises CheckpointError if there is neither, and UnreadableError.
     """
     if is_file(directory / MANIFEST):
         return directory
     name = _latest(directory / LATEST)
     if name is None:
-        problem = f"holds no {MANIFEST} and no {LATEST}"
-        remedy = "give a checkpoint directory (of other programs' weights: mlperf_bert convert)"
-        if is_file(directory / OF_A_RUN / LATEST):
-            remedy = f"give {directory / OF_A_RUN}"
-        raise CheckpointError(str(directory), problem, remedy)
+        check_directory(directory, A_CHECKPOINT)
+        problem = f"is not a checkpoint, because it has neither {MANIFEST} nor {LATEST}"
+        raise CheckpointError(str(directory), problem, _instead_of(directory))
     if not _STEP_NAME.fullmatch(name) or not is_file(directory / name / MANIFEST):
-        problem = f"names {in_brief(name)}, not a checkpoint"
-        raise CheckpointError(str(directory / LATEST), problem, "give one of its steps")
+        problem = f"names {in_brief(name)}, which is not a checkpoint"
+        remedy = "pass one of the step directories next to it"
+        raise CheckpointError(str(directory / LATEST), problem, remedy)
     return directory / name
 
 
+def _instead_of(directory: Path) -> str:
+    """Say what to pass instead of an existing directory that is not a checkpoint."""
+    for inside in (OF_A_RUN, f"run_0/{OF_A_RUN}", f"run/run_0/{OF_A_RUN}"):
+        if is_file(directory / inside / LATEST):
+            return f"pass {directory / inside}"
+    if is_file(directory / "config.json"):
+        command = typed("convert", directory, "--from", "huggingface", "--out", "NEW")
+        return f"convert it with `{command}`, and pass NEW"
+    return A_CHECKPOINT
+
+
 def _latest(path: Path) -> str | None:
-    """The name in a LATEST file; None if there is no such file."""
+    """Return the name in a LATEST file, or None if there is no such file."""
     try:
         return read_regular_file(path, 100).decode("ascii").strip()
     except UnicodeDecodeError:
@@ -190,25 +206,26 @@ def _latest(path: Path) -> str | None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Parse a checkpoint's manifest.
+    """Parse the manifest of a checkpoint.
 
-    Raises CheckpointError if anything is wrong with it, UnreadableError if it cannot be read.
+    Raises CheckpointError if the manifest is missing or damaged, and UnreadableError if it cannot
+    be read.
     """
     path = directory / MANIFEST
     with _as_damage():
-        values = read_json(path, missing="is missing", remedy=ELSE)
+        values = read_json(path, missing="no such file", remedy=ELSE)
         with reading(path, ELSE):
             check_version(values, FORMAT_VERSION)
             files = {name: FileEntry(**entry) for name, entry in values["files"].items()}
             for name in files:
                 if name not in _NAMES and not _SHARD_NAME.fullmatch(name):
-                    raise ValueError(f"{in_brief(name)} is no file of a checkpoint")
+                    raise ValueError(f"{in_brief(name)} is not the name of a checkpoint's file")
             return parse(Manifest, values, files=files)
 
 
 @contextmanager
 def _as_damage() -> Iterator[None]:
-    """Turn other DataErrors about a file into a CheckpointError; keep an UnreadableError."""
+    """Turn a DataError about a file into a CheckpointError, unless it is an UnreadableError."""
     try:
         yield
     except UnreadableError:
@@ -218,7 +235,7 @@ def _as_damage() -> Iterator[None]:
 
 
 def read_config(directory: Path) -> RunConfig:
-    """The config of a checkpoint, or of a directory's LATEST one."""
+    """Parse the config of a checkpoint, or of the latest checkpoint in a directory."""
     found = resolve(directory)
     tables = {
         section: {key: value for key, value in table.items() if (section, key) not in _OF_A_START}
@@ -228,64 +245,67 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise CheckpointError unless each named file exists with its size and digest.
+    """Check that the named files exist, with the sizes and digests in the manifest.
 
-    Raises UnreadableError if a file cannot be read.
+    Raises CheckpointError if one does not, and UnreadableError if a file cannot be read.
     """
     for name in names:
         path, entry = directory / name, manifest.files.get(name)
         if entry is None:
-            raise CheckpointError(str(path), "is missing", ELSE)
+            raise CheckpointError(str(path), "is not in the manifest", ELSE)
         with _as_damage():
             try:
                 is_same = path.stat().st_size == entry.size and file_sha256(path) == entry.sha256
             except OSError as error:
-                raise reading_error(path, error, missing="is missing", remedy=ELSE) from None
+                raise reading_error(path, error, missing="no such file", remedy=ELSE) from None
         if not is_same:
-            raise CheckpointError(str(path), "differs from its digest", ELSE)
+            problem = "is damaged, because its size or digest differs from the manifest's"
+            raise CheckpointError(str(path), problem, ELSE)
 
 
 def read_state(directory: Path) -> CheckpointState:
-    """Parse a checkpoint's state, and compare it with the manifest.
+    """Parse the state of a checkpoint, and check that it fits the manifest.
 
-    Raises CheckpointError, UnreadableError.
+    Raises CheckpointError and UnreadableError.
     """
     manifest = read_manifest(directory)
     path = directory / STATE
     with _as_damage():
-        values = read_json(path, missing="is missing", remedy=ELSE)
+        values = read_json(path, missing="no such file", remedy=ELSE)
         with reading(path, ELSE):
             state = parse(CheckpointState, values)
     same = (manifest.step, manifest.samples, manifest.vocabulary_sha256)
     is_named_so = step_of(directory) in (-1, state.step)
     if (state.step, state.samples, state.vocabulary_sha256) != same or not is_named_so:
-        raise CheckpointError(str(path), "is of another checkpoint", ELSE)
+        raise CheckpointError(str(path), "belongs to another checkpoint", ELSE)
     return state
 
 
 def verify(directory: Path) -> CheckpointState:
-    """Check every file of a run's checkpoint; return its state.
+    """Check every file of a run's checkpoint, and return its state.
 
-    Raises CheckpointError, UnreadableError.
+    Raises CheckpointError and UnreadableError.
     """
     manifest = read_manifest(directory)
     if manifest.is_converted:
-        problem, remedy = "holds converted weights, no run to continue", "use --init-checkpoint"
+        problem = "has converted weights and no training state, so no run can resume from it"
+        remedy = "pass it as --init-checkpoint instead of --resume"
         raise CheckpointError(str(directory), problem, remedy)
     verify_files(directory, manifest, {STATE, MODEL, RANK_STATES, *manifest.files})
     return read_state(directory)
 
 
 def prune(directory: Path, keep_last: int) -> None:
-    """Remove all checkpoints but the newest `keep_last`."""
+    """Remove all checkpoints except the newest `keep_last`."""
     for path in complete_checkpoints(directory)[keep_last:]:
         discard(path)
 
 
 def put_aside(directory: Path, last_step: int) -> None:
-    """Rename checkpoints after the step from which a run continued, because it skipped them.
+    """Rename the checkpoints after the step that a run resumed from.
 
-    They are damaged, and must not count among the newest.
+    The run skipped these checkpoints because they are damaged, so they must not count among the
+    newest.
     """
     for path in named_checkpoints(directory):
         if step_of(path) > last_step:
@@ -293,7 +313,7 @@ def put_aside(directory: Path, last_step: int) -> None:
 
 
 def move_aside(path: Path, word: str) -> Path:
-    """Rename a checkpoint to `<word>_step_...`, with a number if that name is taken."""
+    """Rename a checkpoint to `<word>_step_...`, with a number appended if that name exists."""
     first = aside = path.with_name(f"{word}_{path.name}")
     number = 0
     while is_there(aside):
@@ -304,9 +324,9 @@ def move_aside(path: Path, word: str) -> Path:
 
 
 def bring_back(directory: Path) -> None:
-    """Give a checkpoint its name back if its replacement is missing.
+    """Restore the name of a replaced checkpoint if its replacement is missing.
 
-    That happens when the writer was killed. Raises UnreadableError.
+    The replacement is missing if the writer was killed. Raises UnreadableError.
     """
     for name in names_in(directory):
         path = directory / name.removeprefix(f"{REPLACED}_")
@@ -314,18 +334,18 @@ def bring_back(directory: Path) -> None:
             try:
                 (directory / name).rename(path)
             except OSError as error:
-                raise reading_error(path, error, missing="is missing", remedy="") from None
+                raise reading_error(path, error, missing="no such file", remedy="") from None
 
 
 def sweep(directory: Path) -> None:
-    """Remove files of killed writers."""
+    """Remove the unfinished checkpoints that killed writers left."""
     for path in directory.glob(".step_*"):
         if path.name.endswith((".partial", ".removed")):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint, or an unfinished one."""
+    """Remove a checkpoint, whether it is complete or not."""
     removed = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
     if removed != path:
         shutil.rmtree(removed, ignore_errors=True)

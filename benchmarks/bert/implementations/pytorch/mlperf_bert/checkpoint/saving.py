@@ -1,4 +1,4 @@
-"""The schedule of checkpoints: during training, and at the end together with the outcome."""
+"""Saves checkpoints during training when they are due, and the last one with the outcome."""
 
 import math
 import time
@@ -23,14 +23,15 @@ AUTO_INTERVAL_S = 600.0
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Saving:
-    """Starts checkpoints when they are due; every rank calls it at the same steps.
+    """Starts checkpoints when they are due. All ranks call its methods at the same steps.
 
-    A checkpoint is due `checkpoint.interval_steps` after the last one, at the next end of a metrics
-    interval, so that a resumed run has the same records.
+    A checkpoint is due at the first end of a metrics interval that is `checkpoint.interval_steps`
+    or more after the previous checkpoint. It waits for the end of a metrics interval so that a
+    resumed run writes the same records.
     """
 
     config: RunConfig
-    identity: CheckpointState  # the constant fields of the run's state
+    identity: CheckpointState  # has the constant fields of the run's state
     start_of_run: Start
     writer: CheckpointWriter
     metrics: Metrics
@@ -42,12 +43,12 @@ class Saving:
         self._last_saved = self.start_of_run.step
 
     def prepare(self) -> None:
-        """Allocate the needed memory, in the untimed init phase."""
+        """Allocate the memory for checkpoints, in the untimed init phase."""
         if self.config.checkpoint.interval_steps not in (0, "never"):
             self.writer.prepare()
 
     def start(self) -> None:
-        """Training starts now; the counters of a resumed run continue."""
+        """Start the clock and the counters, from those of the checkpoint if the run is resumed."""
         self._started = time.perf_counter()
         state = self.start_of_run.state
         if state is None:
@@ -59,14 +60,14 @@ class Saving:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error, wait a moment for a checkpoint that is being written."""
+        """After an error, wait a few seconds for a checkpoint that is being written."""
         if kind is not None:
             self.writer.leave()
 
     def _is_due(self, step: int, step_s: float | None) -> bool:
-        """True if a checkpoint is due after this step.
+        """Return True if a checkpoint is due after this step.
 
-        `step_s` is the time of a step if known, the same number on every rank.
+        `step_s` is the time of a step in seconds, equal on all ranks, or None if it is not known.
         """
         steps = self.config.checkpoint.interval_steps
         if steps == "never" or steps == 0:
@@ -82,14 +83,17 @@ class Saving:
     def after_step(
         self, step: int, samples: int, evaluated: Evaluated | None, step_s: float | None
     ) -> None:
-        """Start a checkpoint if one is due; `evaluated` is a result that arrived now."""
-        self._tell()
+        """Start a checkpoint if one is due.
+
+        `evaluated` is the result of an evaluation if one has just arrived.
+        """
+        self._report()
         if not self._is_due(step, step_s):
             return
         if not self.writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples))):
             self.reporter.line(
-                f"no checkpoint after step {step}: the one before is still being written; "
-                "raise checkpoint.interval_steps, or write to a faster disk"
+                f"skipped the checkpoint after step {step} because the previous one is still being "
+                "written; increase checkpoint.interval_steps, or write to a faster disk"
             )
         self._last_saved = step
 
@@ -101,10 +105,10 @@ class Saving:
         evaluated: Evaluated | None,
         stopped_by: str | None,
     ) -> RunOutcome:
-        """Save the end of the run, then write its outcome.
+        """Save the last checkpoint of the run, and then write its outcome.
 
-        Raises CheckpointError if saving failed. The run then has no outcome, and can be resumed
-        from its last checkpoint.
+        Raises CheckpointError if the checkpoint could not be saved. The run then has no outcome,
+        and can be resumed from its last complete checkpoint.
         """
         is_over = status == "success" or stopped_by is None
         self._save_end(step, samples, evaluated, status if is_over else None)
@@ -129,25 +133,25 @@ class Saving:
         try:
             self.writer.finish()
         except CheckpointError:
-            pass  # reported now; the next one may have room
+            pass  # it is reported below, and the next one may succeed
         finally:
-            self._tell()
-        self.writer.check_place()
+            self._report()
+        self.writer.check_run_directory()
         if self.config.checkpoint.interval_steps == "never":
-            self.reporter.line("nothing saved: checkpoint.interval_steps is 'never'")
+            self.reporter.line("saved no checkpoint because checkpoint.interval_steps is 'never'")
             return
         state = self._state(step, samples, _accuracy_of(evaluated, samples), ended)
         try:
-            if not self.writer.begin(state):  # one that was given up is written after all
+            if not self.writer.begin(state):  # one that timed out is being written after all
                 self.writer.finish()
                 self.writer.begin(state)
             self.writer.finish()
         finally:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
-        """Report the writer's messages."""
-        for line in self.writer.lines(look=self.metrics.interval_is_full):
+    def _report(self) -> None:
+        """Print the writer's messages."""
+        for line in self.writer.lines(check=self.metrics.interval_is_full):
             self.reporter.line(line)
 
     def _state(
@@ -168,13 +172,13 @@ class Saving:
         )
 
     def _seconds(self) -> float:
-        """Seconds of training, over all attempts of the run."""
+        """Return the seconds of training over all attempts of the run."""
         before = 0.0 if self.start_of_run.state is None else self.start_of_run.state.seconds
         return before + time.perf_counter() - self._started
 
 
 def _accuracy_of(evaluated: Evaluated | None, samples: int) -> float | None:
-    """The accuracy of the weights after `samples`, if the evaluation was of them."""
+    """Return the accuracy if the evaluation was of the weights after `samples`."""
     if evaluated is None or evaluated.samples != samples:
         return None
     return evaluated.accuracy.mlm_accuracy

@@ -1,7 +1,7 @@
-"""Our tensors in safetensors files, written with a digest and read after checking it.
+"""Reading and writing of our own safetensors files.
 
-The library writes and reads; this file adds that data are on disk when the call returns.
-`huggingface/reader.py` reads files of other programs.
+The safetensors library does the work. This module adds a digest, and ensures that the data is on
+disk when the call returns. `huggingface/reader.py` reads the files of other programs.
 """
 
 import errno
@@ -23,11 +23,11 @@ NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> FileEntry:
-    """Write a new file, on disk when this returns; its size and digest.
+    """Write a new file, flush it to disk, and return its size and digest.
 
-    `tensors` are contiguous, on the CPU, and share no memory. Raises OSError.
+    `tensors` must be contiguous, on the CPU, and not share memory. Raises OSError.
     """
-    from safetensors import SafetensorError  # code that reads no weights imports this file too
+    from safetensors import SafetensorError  # here, because not all callers need the library
     from safetensors.torch import save_file
 
     path.touch(exist_ok=False)
@@ -38,18 +38,18 @@ def write_tensors(
         found = re.search(r"os error (\d+)", str(error))
         number = int(found[1]) if found else errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from None
-    path.chmod(mode)  # the library's file is private to this user
+    path.chmod(mode)  # the library makes the file private to this user
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return FileEntry(path.stat().st_size, file_sha256(path))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file with a verified digest, mapped. Raises CheckpointError."""
+    """Map all tensors of a file whose digest has been verified. Raises CheckpointError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(str(path), f"unreadable ({error})", ELSE) from None
+        raise CheckpointError(str(path), f"cannot be read ({error})", ELSE) from None

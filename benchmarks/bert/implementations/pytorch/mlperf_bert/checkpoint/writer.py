@@ -1,17 +1,19 @@
-"""Writer of checkpoints, in a thread of each rank that has a part, while training continues.
+"""Writes checkpoints while training continues, in a thread of each rank that has a share.
 
-Each rank first copies its part to the host. The ranks write into a directory whose name begins with
-a dot. A rank other than 0 writes a note of its files last; rank 0 waits for all notes, writes the
-manifest and renames the directory. So a checkpoint is complete or absent, and no thread needs a
-collective. All ranks must share the directory.
+Each rank first copies its share of the state to host memory. The ranks then write their files into
+a directory whose name begins with a dot. Every rank other than 0 finally writes a note that lists
+its files. Rank 0 waits for all notes, writes the manifest and renames the directory. A checkpoint
+is therefore either complete or absent, and no thread needs a collective. All ranks must share the
+file system of the directory.
 
-Each shard's optimizer state is a safetensors file that other shards can read. A file holds
-`<parameter>.<slot>` for the part of each parameter that its rank owns: in the parameter's shape if
-that is all of it, else flat. `ranges` in its metadata gives the part as [first, last) of the
-flattened parameter. A name without a slot is a scalar, equal in all files.
+The optimizer state of each shard is a safetensors file that ranks of other shards can read. A file
+has `<parameter>.<slot>` for the part of each parameter that its rank owns. The part has the
+parameter's shape if it is the whole parameter, and is flat otherwise. `ranges` in the metadata
+gives the part as [first, last) of the flattened parameter. A name without a slot is a scalar, which
+is equal in all files.
 
-Every rank also has its own random streams and units of FP8 products. Our dropout is keyed by seed,
-step and sample and needs no stream; other kernels draw from torch's generators. FP8 units follow
+Every rank also has its own random streams and FP8 scales. Our dropout needs no stream, because it
+is keyed by seed, step and sample, but other kernels draw from torch's generators. FP8 scales follow
 the maxima of a rank's own samples.
 """
 
@@ -63,18 +65,18 @@ from mlperf_bert.files import NO_ROOM, is_there, write_file
 from mlperf_bert.optim.flat_optimizer import Copy, FlatOptimizer
 
 POLL_S = 0.1
-PATIENCE_S = 5.0  # to wait for the thread of a failed run
-_GONE = "was renamed or removed while the run went on"
-_SPARE_BYTES = 2**16  # for logs and metrics, and names and headers of the checkpoint itself
+PATIENCE_S = 5.0  # how long a failed run waits for its writing thread
+_GONE = "was renamed or removed during the run"
+_SPARE_BYTES = 2**16  # for logs and metrics, and for the checkpoint's own names and headers
 
-# A rank's files: name -> tensors on the host, and the file's metadata.
+# A rank's files by name, each with its tensors on the host and its metadata.
 Part = dict[str, tuple[Mapping[str, Tensor], Mapping[str, str]]]
 
 
 class HostCopies:
     """Copies of tensors in host memory that is allocated once and reused for each checkpoint.
 
-    On CUDA the memory is pinned: copies are queued after earlier training work, and training
+    On CUDA the memory is pinned, so that copies are queued after earlier training work and training
     continues before they are complete.
     """
 
@@ -84,26 +86,29 @@ class HostCopies:
         self._event: torch.cuda.Event | None = None
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """Queue a copy of `tensor`, complete after `wait`, valid until the next of that name."""
+        """Queue a copy of `tensor`.
+
+        The copy is complete after `wait`, and valid until the next copy of that name.
+        """
         kept = self._kept.get(name)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
             kept = self._kept[name] = self._memory_like(tensor)
         return kept.copy_(tensor, non_blocking=True)
 
     def queued(self) -> None:
-        """All copies are queued."""
+        """Mark the end of a checkpoint's copies, which `wait` waits for."""
         if self._device.type == "cuda":
             self._event = torch.cuda.current_stream(self._device).record_event()
 
     def wait(self) -> None:
         """Wait for all queued copies."""
         if self._event is not None:
-            with torch.cuda.device(self._device):  # a thread starts on device 0
-                self._event.synchronize()  # host sync, in the writer's thread
+            with torch.cuda.device(self._device):  # a new thread uses device 0
+                self._event.synchronize()  # blocks only the writer's thread
 
     def _memory_like(self, tensor: Tensor) -> Tensor:
         if self._device.type == "cuda":
-            with suppress(RuntimeError):  # if the machine may not pin so much, copies block
+            with suppress(RuntimeError):  # the machine cannot pin so much, so copies block
                 return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
@@ -116,7 +121,10 @@ def snapshot_rank(
     device: torch.device,
     copies: HostCopies,
 ) -> Part:
-    """Copy this rank's part. Every rank must call it at the same time, between two steps."""
+    """Snapshot this rank's share of the training state.
+
+    Collective: all ranks must call it, between two steps.
+    """
     is_first = info.rank == 0
     weights = optimizer.exact_weights(keep=is_first, copy=copies)
     rank_states = gather_rank_states(fp8_state, info, device, copies)
@@ -131,7 +139,7 @@ def snapshot_rank(
 
 
 def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of this rank's shard file, copied by `copy`, and the file's metadata."""
+    """Return the tensors of this rank's shard file, copied with `copy`, and its metadata."""
     scalars = optimizer.scalar_state().items()
     tensors = {name: copy(name, value) for name, value in scalars}
     flat_state = {slot: copy(slot, flat) for slot, flat in optimizer.flat_state().items()}
@@ -148,7 +156,10 @@ def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tenso
 def gather_rank_states(
     fp8_state: Mapping[str, Tensor], info: RankInfo, device: torch.device, copy: Copy
 ) -> dict[str, Tensor]:
-    """The states of all ranks by name, [ranks, ...] each, copied by `copy`; on rank 0 only."""
+    """Gather each state as [ranks, ...], copied with `copy`. Only rank 0 gets a result.
+
+    Collective: all ranks must call it.
+    """
     mine = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         mine["cuda"] = torch.cuda.get_rng_state(device)
@@ -166,11 +177,11 @@ def gather_rank_states(
 
 
 def write_part(partial: Path, part: Part) -> dict[str, FileEntry]:
-    """Write a rank's files; return their entries for the manifest. Raises OSError."""
-    for folder in (partial, partial / "optimizer"):  # never one above, if that was renamed
+    """Write a rank's files, and return their entries for the manifest. Raises OSError."""
+    for folder in (partial, partial / "optimizer"):  # no parents, because they may be renamed
         folder.mkdir(exist_ok=True)
     wanted = sum(each.nbytes for tensors, _ in part.values() for each in tensors.values())
-    # A full disk would fail other files too.
+    # Checked before writing, because a full disk would also break logs and metrics.
     if shutil.disk_usage(partial).free < wanted + _SPARE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return {name: write_tensors(partial / name, *each) for name, each in part.items()}
@@ -183,7 +194,10 @@ def leave_note(partial: Path, rank: int, entries: Mapping[str, FileEntry]) -> No
 
 
 def await_note(partial: Path, rank: int, abandoned: threading.Event) -> dict[str, FileEntry]:
-    """Wait for a rank's note and remove it. Raises InterruptedError if it is `abandoned`."""
+    """Wait for the note of a rank, remove it, and return the entries of the rank's files.
+
+    Raises InterruptedError once `abandoned` is set.
+    """
     note = _note(partial, rank)
     while not note.exists():
         if abandoned.wait(POLL_S):
@@ -194,11 +208,11 @@ def await_note(partial: Path, rank: int, abandoned: threading.Event) -> dict[str
 
 
 def complete(partial: Path, final: Path, manifest: Manifest) -> None:
-    """Write the manifest after all files, and give the checkpoint its name. Raises OSError."""
+    """Write the manifest and give the checkpoint its final name. Raises OSError."""
     _write_bytes(partial / MANIFEST, manifest.to_json())
     for folder in (partial / "optimizer", partial):
         _flush_directory(folder)
-    # Remove one of the same step last: a kill in between would otherwise lose it.
+    # A checkpoint of the same step is removed last, so that a kill in between does not lose it.
     replaced = move_aside(final, REPLACED) if is_there(final) else None
     partial.rename(final)
     _flush_directory(final.parent)
@@ -229,23 +243,23 @@ def _flush_directory(path: Path) -> None:
 
 
 class _Status(NamedTuple):
-    """The status of one rank's thread, sent between ranks."""
+    """The status of one rank's thread, as it is sent between ranks."""
 
     is_busy: bool
     error: str | None
     moved_bytes: int
-    gives_up: bool  # if this rank would stop waiting; rank 0 decides
+    gives_up: bool  # True if this rank would stop waiting, which only rank 0 decides
 
 
 @dataclass(eq=False, repr=False)
 class CheckpointWriter:
-    """Writes the checkpoints of a run below `directory`, one at a time.
+    """Writes the checkpoints of a run into `directory`, one at a time.
 
-    Every rank creates one, and all ranks call its methods at the same time, except `lines`. Rank 0
-    creates the directory and removes remains of a killed run.
+    Every rank creates a writer. Its methods are collective, except `lines`. Rank 0 creates the
+    directory and removes what a killed run left unfinished.
 
-    `after` is the step from which the run of this directory continues; it has skipped later
-    checkpoints.
+    `after` is the step that a run of this directory resumes from. Checkpoints of later steps are
+    put aside, because the run skipped them as damaged.
     """
 
     directory: Path
@@ -254,11 +268,11 @@ class CheckpointWriter:
     info: RankInfo
     device: torch.device
     _: KW_ONLY
-    fp8_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, live
-    keep_last: int | None = None  # number of newest checkpoints to keep
+    fp8_state: Mapping[str, Tensor] = field(default_factory=dict)  # the model's own tensors
+    keep_last: int | None = None  # how many of the newest checkpoints to keep, or None for all
     commit: str | None = None  # of the code
     after: int | None = None
-    origin: Mapping[str, str] = field(default_factory=dict)  # of the run's first weights
+    origin: Mapping[str, str] = field(default_factory=dict)  # of the weights the run started from
 
     def __post_init__(self) -> None:
         self._copies = HostCopies(self.device)
@@ -267,52 +281,53 @@ class CheckpointWriter:
         self._writing = 0  # step of the checkpoint that is being written
         self._abandoned = threading.Event()
         self._lines: list[str] = []
-        # Tells this attempt's notes from those of another attempt.
+        # Distinguishes the files of this attempt from those of another attempt.
         self._token: str = from_rank_zero(self.info, os.urandom(4).hex())
         on_rank_zero(self.info, self._set_up)
         self._run = self.directory.absolute().parent
-        self._place: int | None = None  # file descriptor of the run's directory
+        self._run_fd: int | None = None  # file descriptor of the run's directory
         with suppress(OSError):
-            self._place = os.open(self._run, os.O_RDONLY)
-            weakref.finalize(self, os.close, self._place)
-        self._has_told_place = False
+            self._run_fd = os.open(self._run, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._run_fd)
+        self._has_said_gone = False
 
     def leave(self) -> None:
-        """The run failed: wait a moment for a checkpoint that is being written."""
+        """Wait a few seconds for a checkpoint that is being written, after the run failed."""
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
-    def lines(self, *, look: bool = False) -> list[str]:
-        """Messages of rank 0's thread since the last call.
+    def lines(self, *, check: bool = False) -> list[str]:
+        """Return the messages of rank 0's thread since the last call.
 
-        With `look`, also one if the run's directory is no longer in its place, said once.
+        With `check`, a message is added when the run's directory is found to be renamed or removed.
         """
         lines, self._lines = self._lines, []
-        if look:
+        if check:
             is_gone = not self._is_in_place()
-            if is_gone and not self._has_told_place:
-                lines.append(f"{self._run} {_GONE}: until it is back nothing is saved")
-            self._has_told_place = is_gone
+            if is_gone and not self._has_said_gone:
+                lines.append(f"{self._run} {_GONE}; no checkpoint is saved until it is back")
+            self._has_said_gone = is_gone
         return lines
 
-    def check_place(self) -> None:
-        """Raise CheckpointError on every rank if the run's directory is not in its place."""
+    def check_run_directory(self) -> None:
+        """Raise CheckpointError on every rank if the run's directory was renamed or removed."""
 
         def check() -> None:
             if not self._is_in_place():
-                remedy = "give it its name back, then go on with --resume auto"
+                remedy = "restore its name, and then resume the run"
                 raise CheckpointError(str(self._run), _GONE, remedy)
 
         on_rank_zero(self.info, check)
 
     def prepare(self) -> None:
-        """Allocate the memory for the copies now, on every rank, not at the first checkpoint."""
+        """Allocate the memory for the copies now instead of at the first checkpoint."""
         self._copy()
 
     def begin(self, state: CheckpointState) -> bool:
-        """Start writing a checkpoint of the present state; False if the last is not done yet.
+        """Start writing a checkpoint of the current state.
 
-        The training loop waits for a copy of weights and state.
+        Returns when weights and state have been copied. Returns False, and does nothing, if the
+        previous checkpoint is still being written.
         """
         if self._are_busy(self._statuses()):
             return False
@@ -331,8 +346,8 @@ class CheckpointWriter:
     def finish(self) -> None:
         """Wait for the checkpoint that is being written.
 
-        Raises CheckpointError on all ranks if it failed, or if nothing was written for
-        `run.hang_timeout_s`.
+        Raises CheckpointError on all ranks if the checkpoint failed, or if no bytes were written
+        for `run.hang_timeout_s`.
         """
         moved, since = -1, time.monotonic()
         while True:
@@ -343,7 +358,7 @@ class CheckpointWriter:
                 break
             if statuses[0].gives_up:
                 late = [rank for rank, each in enumerate(statuses) if each.is_busy]
-                error = f"rank {late[-1]} writes no more"
+                error = f"rank {late[-1]} has stopped writing"
                 break
             before, moved = moved, sum(each.moved_bytes for each in statuses)
             if moved != before:
@@ -351,7 +366,7 @@ class CheckpointWriter:
             time.sleep(POLL_S)
         if error is not None:
             if self.info.rank == 0 and not statuses[0].gives_up and self._is_in_place():
-                sweep(self.directory)  # parts of ranks that continued when another had failed
+                sweep(self.directory)  # ranks may have written after another one failed
             final = step_directory(self.directory, self._writing)
             failure = CheckpointError(str(final), f"cannot be written ({error})", NO_ROOM)
             failure.is_of_all_ranks = True
@@ -361,7 +376,7 @@ class CheckpointWriter:
         return snapshot_rank(self.optimizer, self.fp8_state, self.info, self.device, self._copies)
 
     def _are_busy(self, statuses: list[_Status]) -> bool:
-        """True if any rank still writes; rank 0 stops waiting for a failed one."""
+        """Return True if any rank is still writing. Rank 0 stops waiting if another rank failed."""
         others = next((each.error for each in statuses[1:] if each.error), None)
         if others is not None and self.info.rank == 0 and statuses[0].is_busy:
             self._error = others
@@ -374,17 +389,18 @@ class CheckpointWriter:
         return [_Status(*each) for each in from_all_ranks(self.info, list(own))]
 
     def _is_in_place(self) -> bool:
-        """True if the run's directory is still the one that it began with.
+        """Return True if the run's directory is still the one that the run started with.
 
-        Another run may have made a new one of its name.
+        If it was renamed, another run may have created a new directory of the same name.
         """
-        if self._place is None:
+        if self._run_fd is None:
             return True
         with suppress(OSError):
-            return os.path.samestat(os.fstat(self._place), os.lstat(self._run))
+            return os.path.samestat(os.fstat(self._run_fd), os.lstat(self._run))
         return False
 
     def _set_up(self) -> None:
+        """Create the directory, and clean up after an earlier attempt."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             sweep(self.directory)
@@ -394,18 +410,19 @@ class CheckpointWriter:
             problem = f"cannot be written ({error.strerror})"
             raise CheckpointError(str(self.directory), problem, NO_ROOM) from None
 
-    def _refuse_another_place(self) -> None:
+    def _check_in_place(self) -> None:
+        """Raise FileNotFoundError if the run's directory was renamed or removed."""
         if not self._is_in_place():
             raise FileNotFoundError(errno.ENOENT, f"the run's directory {_GONE}")
 
     def _work(self, state: CheckpointState, part: Part) -> None:
-        """The work of the thread; it raises nothing."""
+        """Write this rank's share of a checkpoint, in the thread. Raises nothing."""
         started = time.perf_counter()
         final = step_directory(self.directory, state.step)
         partial = final.with_name(f".{final.name}.{self._token}.partial")
         try:
             self._copies.wait()
-            self._refuse_another_place()
+            self._check_in_place()
             entries = write_part(partial, part)
             if self.info.rank > 0:
                 leave_note(partial, self.info.rank, entries)
@@ -413,14 +430,14 @@ class CheckpointWriter:
             for rank in range(1, self.optimizer.num_shards):
                 entries |= await_note(partial, rank, self._abandoned)
             entries[STATE] = _write_bytes(partial / STATE, state.to_json())
-            self._refuse_another_place()
+            self._check_in_place()
             complete(partial, final, self._manifest(state, entries))
-        except Exception as error:  # no one else would ever report the error
+        except Exception as error:  # nobody would see it otherwise
             own = f"rank {self.info.rank} on {host_name()}: {_reason(error)}"
-            self._error = self._error or own  # another rank's error, if that rank failed first
+            self._error = self._error or own  # keeps the error of a rank that failed first
             if self.info.rank == 0:
                 discard(partial)
-                remedy = f": {NO_ROOM}" if self._is_in_place() else ""
+                remedy = f"; {NO_ROOM}" if self._is_in_place() else ""
                 problem = f"could not be written ({self._error}){remedy}"
                 self._lines.append(f"checkpoint {final.name} {problem}")
         else:
@@ -430,13 +447,14 @@ class CheckpointWriter:
             self._tidy(final)
 
     def _tidy(self, final: Path) -> None:
-        """Point LATEST at the new checkpoint, then remove old ones."""
+        """Point LATEST to the new checkpoint, and then remove old ones."""
         try:
             write_file(final.with_name(LATEST), f"{final.name}\n".encode())
             if self.keep_last is not None:
                 prune(self.directory, self.keep_last)
         except (OSError, UserError) as error:
-            self._lines.append(f"checkpoint {final.name} is there, older ones stay: {error}")
+            problem = f"is complete, but older ones could not be removed ({error})"
+            self._lines.append(f"checkpoint {final.name} {problem}")
 
     def _manifest(self, state: CheckpointState, entries: dict[str, FileEntry]) -> Manifest:
         return Manifest(
@@ -452,7 +470,10 @@ class CheckpointWriter:
 
 
 def moved_bytes(thread: threading.Thread | None) -> int:
-    """Bytes that a thread has read and written; 0 if it has ended, or the system does not say."""
+    """Return the bytes that a thread has read and written, or 0 if it has ended.
+
+    Returns 0 also on systems that do not count the bytes per thread.
+    """
     with suppress(OSError):
         if thread is not None and thread.is_alive():
             lines = Path(f"/proc/self/task/{thread.native_id}/io").read_text().splitlines()
@@ -461,4 +482,5 @@ def moved_bytes(thread: threading.Thread | None) -> int:
 
 
 def _reason(error: Exception) -> str:
+    """Return the text of an error, without the number and path of an OSError."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
