@@ -5,6 +5,7 @@ config and the checker are not asked. Real ranks, a real SLURM: tests/slurm, tes
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_each_run_has_a_seed_of_its_own(run):
     done, asked = run(NEXP="2", TRAINING="mkdir -p $LOGDIR/run_$((attempt - 1))")
     assert done.returncode == 0
     assert [line.split("run.seed=")[1].split()[0] for line in asked] == ["5", "6"]
+
+
+def test_a_new_run_starts_by_what_is_told_to_one_that_cannot_be_resumed(run, tmp_path):
+    training = "mkdir -p $run; " + LOG % "false"
+    _, (asked,) = run(RESUME="auto", TRAINING=training)
+    (told,) = re.findall(r"--new-run-by (\S+=NEW \S+=\S+) ", asked)
+    variables = dict(each.split("=") for each in told.split())
+    variables["LOGDIR"] = str(tmp_path / "new")
+    done, (_, again) = run(**{"RESUME": "auto", **variables}, TRAINING=training)
+    assert done.returncode == 0 and "--resume" not in again
+    assert f"--run-dir {tmp_path / 'new'} --run-index 0" in again
 
 
 def test_a_requeued_job_finds_its_directory_and_goes_on(run, job):

@@ -77,8 +77,8 @@ def lose_checkpoints(run):
     ("harm", "settings", "step", "said"),
     [
         (lambda _: None, (), 16, "resumed from step_00000016"),
-        (flip, (), 8, "passed over a damaged checkpoint"),
-        (lose_manifest, (), 8, "passed over a damaged checkpoint"),
+        (flip, (), 8, "skipped a damaged checkpoint"),
+        (lose_manifest, (), 8, "skipped a damaged checkpoint"),
         (lose_checkpoints, ("run.seed=random",), None, "seed 11"),  # it begins anew with that one
     ],
     ids=["killed", "flipped", "no manifest", "no checkpoint"],
@@ -191,8 +191,8 @@ def test_a_directory_renamed_while_its_run_goes_on(
         patch.setattr(MetricsFile, "write", renaming)
         assert resumed(f"checkpoint.interval_steps={interval}") == 2
     said = capsys.readouterr()
-    assert said.out.count("was renamed or removed while the run went on: until it is back") == 1
-    assert said.err.count("\n") == 1 and "give it its name back" in said.err
+    assert said.out.count("was renamed or removed during the run; no checkpoint is saved") == 1
+    assert said.err.count("\n") == 1 and "restore its name" in said.err
     if another:
         (killed / "run_0/checkpoints/.step_00000020.theirs.partial").rmdir()
         assert contents(killed) == contents(whole)
@@ -269,15 +269,15 @@ def test_what_would_change_the_run_is_refused(resumed, killed, synthetic_data, t
         ("schedule.decay_steps=30", "schedule.decay_steps: is 30"),
         ("model.num_layers=3", "model.num_layers: is 3"),
         ("data.sampler=quantile", "data.sampler: is 'quantile'"),
-        ("parallel.local_batch_size=8", "global batch of 8, the checkpoint's is 16"),
-        ("run.max_steps=16", "run.max_steps: is 16, the checkpoint is of step 16"),
-        ("run.seed=12", "run.seed: is 12, the run to continue has 11"),
+        ("parallel.local_batch_size=8", "global batch of 8, but the checkpoint has 16"),
+        ("run.max_steps=16", "run.max_steps: is 16, but the checkpoint is of step 16"),
+        ("run.seed=12", "run.seed: is 12, but the run to resume has 11"),
     ):
         assert resumed(setting) == 2
         assert words in capsys.readouterr().err
         assert snapshot(killed) == before
     assert resumed(data=with_other_train(synthetic_data, tmp_path / "data")) == 2
-    assert "made on other data" in capsys.readouterr().err
+    assert "was not trained on the data in" in capsys.readouterr().err
 
 
 def test_what_changes_no_number_is_free(resumed, killed, whole):
@@ -348,4 +348,4 @@ def test_never_is_never(tiny_config, synthetic_data, tmp_path, capsys):
     settings = ("checkpoint.interval_steps=never", "run.max_steps=4")
     run_train(tiny_config, synthetic_data, tmp_path / "run", *settings)
     assert list((tmp_path / "run/run_0/checkpoints").iterdir()) == []
-    assert "nothing saved" in capsys.readouterr().out
+    assert "saved no checkpoint" in capsys.readouterr().out

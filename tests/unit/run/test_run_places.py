@@ -183,9 +183,9 @@ def test_a_file_that_is_stale_or_fails(whole, monkeypatch, name, number):
 @pytest.mark.parametrize("how", LOST)
 def test_a_run_that_had_checkpoints_is_not_begun_anew(cases, how):
     line = cases["lost", how].is_refused()
-    assert f"{CHECKPOINTS}: holds checkpoints, and none that can be used" in line
-    assert "--resume DIR" in line
-    assert ("passed over a damaged checkpoint" in line) == (how == "damaged")
+    assert f"{CHECKPOINTS}: has no usable checkpoint" in line
+    assert "start a new run with --run-dir NEW" in line
+    assert ("skipped a damaged checkpoint" in line) == (how == "damaged")
 
 
 def test_a_link_is_read_or_replaced_where_a_file_is_renamed_to_its_name(cases):

@@ -52,6 +52,7 @@ train() { # index, seed; the status of training
     local resume=$RESUME seed=$2 status=0 told arguments status_file=$LOGDIR/status_$1
     arguments=(--config "$CONFIG" --data "$DATADIR" --run-dir "$LOGDIR" --run-index "$1")
     arguments+=(${init_checkpoint[@]+"${init_checkpoint[@]}"} --go-on-by "$(go_on_by)")
+    arguments+=(--new-run-by "LOGDIR=NEW RESUME=none")
     if begun "$1"; then
         seed=$(logged seed "$LOGDIR/result_$1.txt" "$LOGDIR/run_$1"/interrupted/result_*.txt || true)
         [ "$requeued" = 0 ] || resume=auto

@@ -1,10 +1,11 @@
-"""The start of a run, at its first step or a checkpoint, and the settings that may change there.
+"""The start of a run, at its first step or at a checkpoint, and the settings that may change there.
 
-The kernels that "auto" chose are compared too, between ranks and with those of the checkpoint.
+This module also compares the kernels that "auto" chose, between ranks and with the checkpoint's.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Self
@@ -33,7 +34,7 @@ from mlperf_bert.run.outcome import RunOutcome, read_outcome
 _KIND = "architecture objective"
 _SIZES = "vocab_size hidden_size num_layers num_heads intermediate_size max_position_embeddings"
 _SAMPLES = "corpus max_seq_length max_predictions masking masking_rate sampler skip_samples"
-# Settings that decide the samples of a step, and the shapes of the saved state.
+# Settings that determine the samples of a step, or the shapes of the saved state.
 _FIXED = frozenset(
     (
         *(f"model.{name}" for name in (*_SIZES.split(), *_KIND.split())),
@@ -44,20 +45,21 @@ _FIXED = frozenset(
 _EXACT_SECTIONS = {"model", "optim", "schedule", "clip"}
 _EXACT = {"parallel.allreduce_dtype", "eval.target_accuracy", "eval.interval_samples"}
 _ROUNDING = {"model.attention", "model.kernels", "optim.implementation"}
-# Settings that affect them if a result depends on the samples of each rank.
+# Settings that affect the numbers of a step only if they depend on which rank has which samples.
 _BY_RANK = "bucket_cap_mb grad_accum_steps local_batch_size nodes ranks_per_node"
-_WHO_HAS_WHAT = {"data.balance", "data.counts_per_rank"} | {
+_PLACEMENT = {"data.balance", "data.counts_per_rank"} | {
     f"parallel.{name}" for name in _BY_RANK.split()
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The start of a run.
+    """The point where a run starts.
 
-    It `continues` the run of its own directory; if it `is_resumed`, that run's clock had started.
-    `seed` is None until known; `remarks` are for the person who started it; `ended` is the outcome
-    of a finished run, which cannot be continued.
+    `continues` is True if the run of the same directory is continued. `is_resumed` is True if the
+    clock of a run had started before. `seed` is None until it is known. `remarks` are lines for the
+    user. `ended` is the outcome of a finished run, which cannot be resumed. `new_run_by` has the
+    options that start a new run instead, if a script or another command started this one.
     """
 
     checkpoint: Path | None = None
@@ -67,14 +69,15 @@ class Start:
     seed: int | None = None
     remarks: tuple[str, ...] = ()
     ended: RunOutcome | None = None
+    new_run_by: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """The start as values for JSON."""
+        """Convert the start to values that JSON can represent."""
         return {**asdict(self), "checkpoint": str(self.checkpoint) if self.checkpoint else None}
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Self:
-        """The inverse of `to_plain`."""
+        """Convert the values of `to_plain` back to a start."""
         checkpoint, state, ended = (values.pop(each) for each in ("checkpoint", "state", "ended"))
         return cls(
             checkpoint=Path(checkpoint) if checkpoint else None,
@@ -86,41 +89,58 @@ class Start:
 
     @property
     def step(self) -> int:
-        """The last completed step."""
+        """The number of completed steps."""
         return 0 if self.state is None else self.state.step
 
     @property
     def samples(self) -> int:
-        """Sequences trained so far."""
+        """The number of sequences trained so far."""
         return 0 if self.state is None else self.state.samples
 
 
 NEW_RUN = Start()
 
 
-def find_start(resume: str, directory: RunDirectory, config: RunConfig) -> Start:
-    """Find the start for `--resume`: "none", "auto", or a directory with a checkpoint.
+def find_start(
+    resume: str, directory: RunDirectory, config: RunConfig, new_run_by: str | None = None
+) -> Start:
+    """Find the start of a run for `--resume`: "none", "auto", or a directory with a checkpoint.
 
-    It reads every byte of a checkpoint. "auto" skips a damaged one, and starts from scratch only if
-    there never was a checkpoint. Raises CheckpointError, ConfigError or DataError if the run cannot
-    continue as asked, UnreadableError if a file cannot be read.
+    Every byte of a checkpoint is read. "auto" skips damaged checkpoints, and starts from scratch
+    only if there has never been a checkpoint. `new_run_by` has the options that start a new run, if
+    they are not those of `train`.
+
+    Raises CheckpointError, ConfigError or DataError if the run cannot be resumed as requested, and
+    UnreadableError if a file cannot be read.
     """
     if resume == "none":
         return NEW_RUN
     if resume != "auto":
-        return _from_elsewhere(Path(resume), config)
-    return _newest_of(directory, config) if directory.exists else NEW_RUN
+        found = _from_elsewhere(Path(resume), config, new_run_by)
+    elif directory.exists:
+        found = _newest_of(directory, config, new_run_by)
+    else:
+        found = NEW_RUN
+    return replace(found, new_run_by=new_run_by)
 
 
 def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
-    """Raise CheckpointError unless both sets equal those of the checkpoint."""
+    """Raise CheckpointError unless the checkpoint was trained on the same two sets."""
     if start.state is not None and start.state.data_sha256 != data_sha256:
-        problem = f"was made on other data than those of {data_dir}"
-        remedy = "give that one, or begin anew with --init-checkpoint"
-        raise CheckpointError(str(start.checkpoint), problem, remedy)
+        problem = f"was not trained on the data in {data_dir}"
+        new_run = start.new_run_by or _from_weights(start.checkpoint)
+        raise CheckpointError(
+            str(start.checkpoint), problem, f"pass its data, or start a new run with {new_run}"
+        )
 
 
-def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
+def _from_weights(checkpoint: Path | None) -> str:
+    """Name the options that start a new run from the weights of a checkpoint."""
+    return f"--init-checkpoint {shlex.quote(str(checkpoint))} --run-dir NEW --resume none"
+
+
+def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | None) -> Start:
+    """Find the newest usable checkpoint of a run, or its beginning if it never had one."""
     remarks = []
     ended = _read_outcome(directory)
     bring_back(directory.checkpoints)
@@ -129,9 +149,9 @@ def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
             state = verify(path)
         except CheckpointError as error:
             where, problem, _ = error.args
-            remarks.append(f"passed over a damaged checkpoint: {where} {problem}")
+            remarks.append(f"skipped a damaged checkpoint: {where}: {problem}")
             continue
-        if ended is None and state.ended is not None:  # killed right after its last checkpoint
+        if ended is None and state.ended is not None:  # it was killed right after this checkpoint
             ended = RunOutcome(
                 status=state.ended,
                 steps=state.step,
@@ -141,7 +161,7 @@ def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
                 stopped_by=None,
             )
         if ended is None:
-            check_same(state, read_config(path), config)
+            check_same(path, state, config, new_run_by)
         remarks.append(_in_words(path, state))
         return Start(
             checkpoint=path,
@@ -153,27 +173,28 @@ def _newest_of(directory: RunDirectory, config: RunConfig) -> Start:
             ended=ended,
         )
     if ended is None and has_had_checkpoints(directory.checkpoints):
-        problem = "; ".join(("holds checkpoints, and none that can be used", *remarks))
-        remedy = "give another one with --resume DIR and a new --run-dir, or begin anew in one"
+        problem = f"has no usable checkpoint ({', '.join(remarks) or 'all of them are gone'})"
+        remedy = f"start a new run with {new_run_by or '--run-dir NEW --resume none'}"
         raise CheckpointError(str(directory.checkpoints), problem, remedy)
     seed = _seed_of_attempt(directory)
     if seed is not None:
         check_seed(seed, config)
-    remarks.append("no checkpoint to go on from: begun anew")
+    remarks.append("found no checkpoint to resume from, so the run starts from the beginning")
     return Start(
         continues=True,
-        is_resumed=any(_has_begun(log) for log in directory.logs),
+        is_resumed=any(_clock_started(log) for log in directory.logs),
         seed=seed,
         remarks=tuple(remarks),
         ended=ended,
     )
 
 
-def _from_elsewhere(directory: Path, config: RunConfig) -> Start:
+def _from_elsewhere(directory: Path, config: RunConfig, new_run_by: str | None) -> Start:
+    """Start a new run from a checkpoint of another run."""
     path = resolve(directory)
     state = verify(path)
     remarks = [f"{_in_words(path, state)}, with its seed {state.seed}", *_other_code(path)]
-    remarks += allowed_differences(state, read_config(path), config)
+    remarks += allowed_differences(path, state, config, new_run_by)
     return Start(
         checkpoint=path, state=state, is_resumed=True, seed=state.seed, remarks=tuple(remarks)
     )
@@ -184,25 +205,25 @@ def _in_words(path: Path, state: CheckpointState) -> str:
 
 
 def _other_code(path: Path) -> Iterator[str]:
-    """Yield a remark if another version of this program wrote a checkpoint."""
+    """Yield a remark if another version of this program wrote the checkpoint."""
     manifest = read_manifest(path)
     theirs, ours = (manifest.version, manifest.commit), (package_version(), git_commit())
     if theirs != ours:
         words = [" ".join(filter(None, each)) for each in (theirs, ours)]
-        yield f"{path.name} was written by mlperf-bert {words[0]}, this is {words[1]}"
+        yield f"{path.name} was written by mlperf-bert {words[0]}, but this is {words[1]}"
 
 
-def _has_begun(log: Path) -> bool:
-    """True if the clock of an attempt had started."""
+def _clock_started(log: Path) -> bool:
+    """Return True if the clock had started in the attempt that wrote this MLPerf log."""
     try:
         with BufferedReader(open_regular_file(log)) as file:
             return any(b'"run_start"' in line for line in file)
     except OSError as error:
-        raise reading_error(log, error, missing="is missing", remedy="move it away") from None
+        raise reading_error(log, error, missing="no such file", remedy="move it away") from None
 
 
 def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
-    """The outcome of the run; None if a signal ended it or there is no outcome."""
+    """Return the outcome of the run, or None if it has none or was stopped by a signal."""
     if not is_there(directory.outcome):
         return None
     outcome = read_outcome(directory.outcome)
@@ -210,10 +231,10 @@ def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
 
 
 def _seed_of_attempt(directory: RunDirectory) -> int | None:
-    """The seed of an attempt that ended before its first checkpoint."""
+    """Return the seed of an attempt that ended before its first checkpoint, if it is known."""
     try:
         path = directory.run / "environment.json"
-        seed: int | None = read_json(path, missing="is missing", remedy="").get("seed")
+        seed: int | None = read_json(path, missing="no such file", remedy="").get("seed")
         return seed
     except UnreadableError:
         raise
@@ -221,51 +242,66 @@ def _seed_of_attempt(directory: RunDirectory) -> int | None:
         return None
 
 
-def check_same(state: CheckpointState, old: RunConfig, new: RunConfig) -> None:
-    """Raise ConfigError if new settings would change the rest of a run."""
-    _check_fixed(state, old, new)
+def check_same(
+    checkpoint: Path, state: CheckpointState, new: RunConfig, new_run_by: str | None
+) -> None:
+    """Raise ConfigError if new settings would change the rest of the checkpoint's run."""
+    old = read_config(checkpoint)
+    _check_fixed(checkpoint, state, old, new, new_run_by)
     check_seed(state.seed, new)
     for name, before, now in _differences(old, new):
-        problem = f"is {now!r}, the run to continue has {before!r}"
-        raise ConfigError(
-            name, problem, "set it back, or begin another run with --resume CHECKPOINT"
-        )
+        problem = f"is {now!r}, but the run to resume has {before!r}"
+        new_run = new_run_by or f"--resume {shlex.quote(str(checkpoint))} --run-dir NEW"
+        raise ConfigError(name, problem, f"set it back, or start a new run with {new_run}")
 
 
 def check_seed(seed: int, config: RunConfig) -> None:
-    """Raise ConfigError if a config has another seed than the run to continue."""
+    """Raise ConfigError if a config has another seed than the run to resume."""
     if config.run.seed not in ("random", seed):
-        problem = f"is {config.run.seed}, the run to continue has {seed}"
-        raise ConfigError("run.seed", problem, "leave it out, or set it to that")
+        problem = f"is {config.run.seed}, but the run to resume has {seed}"
+        raise ConfigError("run.seed", problem, f"remove it, or set it to {seed}")
 
 
-def allowed_differences(state: CheckpointState, old: RunConfig, new: RunConfig) -> list[str]:
-    """The changed settings of a new run that continues from a checkpoint.
+def allowed_differences(
+    checkpoint: Path, state: CheckpointState, new: RunConfig, new_run_by: str | None
+) -> list[str]:
+    """Describe the settings that a new run changes when it starts from a checkpoint.
 
-    Raises ConfigError if it cannot continue with the new settings.
+    Raises ConfigError if the new settings do not fit the checkpoint.
     """
-    _check_fixed(state, old, new)
+    old = read_config(checkpoint)
+    _check_fixed(checkpoint, state, old, new, new_run_by)
     return [f"{name} was {before!r} and is {now!r}" for name, before, now in _differences(old, new)]
 
 
-def _check_fixed(state: CheckpointState, old: RunConfig, new: RunConfig) -> None:
+def _check_fixed(
+    checkpoint: Path,
+    state: CheckpointState,
+    old: RunConfig,
+    new: RunConfig,
+    new_run_by: str | None,
+) -> None:
+    """Raise ConfigError for a changed setting that any run from the checkpoint must keep."""
     batches = (old.parallel.global_batch_size, new.parallel.global_batch_size)
-    remedy = "set it back, or begin anew from its weights with --init-checkpoint"
+    remedy = f"set it back, or start a new run with {new_run_by or _from_weights(checkpoint)}"
     if batches[0] != batches[1]:
-        problem = f"makes a global batch of {batches[1]:,}, the checkpoint's is {batches[0]:,}"
+        problem = f"gives a global batch of {batches[1]:,}, but the checkpoint has {batches[0]:,}"
         raise ConfigError("parallel.local_batch_size", problem, remedy)
     for name, before, now in _unequal(old, new):
         if name in _FIXED:
-            raise ConfigError(name, f"is {now!r}, the checkpoint's is {before!r}", remedy)
+            if name.startswith("model."):  # the weights would not fit either
+                new_run = new_run_by or "--run-dir NEW --resume none"
+                remedy = f"set it back, or start a new run with {new_run}"
+            raise ConfigError(name, f"is {now!r}, but the checkpoint has {before!r}", remedy)
     if state.step >= new.max_steps:
-        problem = f"is {new.max_steps:,}, the checkpoint is of step {state.step:,}"
-        raise ConfigError("run.max_steps", problem, "raise it above that step")
+        problem = f"is {new.max_steps:,}, but the checkpoint is of step {state.step:,}"
+        raise ConfigError("run.max_steps", problem, f"set it to more than {state.step}")
 
 
 def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield changed settings that affect the numbers: name, before, now."""
+    """Yield the name, old value and new value of changed settings that affect the numbers."""
     by_rank = new.clip.policy not in CLIPPED_TOGETHER or new.optim.loss_normalization == "per_rank"
-    exact = _EXACT | _WHO_HAS_WHAT if by_rank else _EXACT
+    exact = _EXACT | _PLACEMENT if by_rank else _EXACT
     for name, before, now in _unequal(old, new):
         in_section = name.split(".")[0] in _EXACT_SECTIONS and name not in _ROUNDING
         if in_section or name in exact:
@@ -273,6 +309,7 @@ def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any
 
 
 def _unequal(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, old value and new value of every setting that differs."""
     for section in fields(old):
         ours, theirs = getattr(new, section.name), getattr(old, section.name)
         for field in fields(ours):
@@ -285,10 +322,10 @@ def agree_on_kernels(info: RankInfo, model: BertForPretraining) -> None:
     """Check that all ranks have built their model with the same attention policy and blocks.
 
     Both settings may be "auto", which `model/choices.py` replaces by what the machine can run.
-    Kernels round differently, and `flash` also drops other elements, so a run repeats bit for bit
-    only if all its ranks and all its attempts use the same ones.
+    Kernels round differently, and `flash` also drops other elements. A run therefore repeats
+    bit-for-bit only if all its ranks and all its attempts use the same kernels.
 
-    Every rank must call it at the same time. Raises ConfigError on all of them if one differs.
+    Collective: all ranks must call it. Raises ConfigError on all ranks if one of them differs.
     """
     own = [model.attention.name, model.attention.note, model.kernels]
     policies, notes, blocks = zip(*from_all_ranks(info, own), strict=True)
@@ -305,8 +342,8 @@ def _check_equal(setting: str, names: Sequence[str], notes: Sequence[str]) -> No
 
     Args:
         setting: the setting that was "auto".
-        names: what it became on each rank.
-        notes: for each rank the words to show; they may say why it cannot run what others can.
+        names: the choice of each rank.
+        notes: the choice of each rank as it is shown, possibly with the reason for it.
     """
     unique = list(dict.fromkeys(names))
     if len(unique) == 1:
@@ -314,17 +351,17 @@ def _check_equal(setting: str, names: Sequence[str], notes: Sequence[str]) -> No
     places = [f"{notes[names.index(name)]!r} on rank {names.index(name)}" for name in unique]
     raise ConfigError(
         setting,
-        f"is not the same on all ranks: {', '.join(places)}",
-        f"set {setting} to one that all ranks can run, or install the same software on all nodes",
+        f"differs between ranks ({', '.join(places)})",
+        "set it to a value that all ranks can run, or install the same software on all nodes",
     )
 
 
 def changed_kernels(saved: CheckpointState | None, now: CheckpointState) -> Iterator[str]:
-    """Yield a remark for each kind of kernels that differs from those of a resumed checkpoint.
+    """Yield a remark for each kind of kernels that differs from the resumed checkpoint's.
 
     Args:
-        saved: the state of the checkpoint, or None if the run begins anew. A checkpoint of before
-            2026-11-28 does not say what was used, so there is no remark.
+        saved: the state of the checkpoint, or None if the run does not resume. Checkpoints of
+            before 2026-11-28 do not name their kernels, so there is no remark for them.
         now: the identity of the run that starts.
     """
     if saved is None:
@@ -336,6 +373,6 @@ def changed_kernels(saved: CheckpointState | None, now: CheckpointState) -> Iter
     for setting, before, after in used:
         if before is not None and before != after:
             yield (
-                f"{setting} was {before!r} when this checkpoint was written and is {after!r} now: "
-                "losses will differ by rounding, and not repeat bit for bit"
+                f"{setting} was {before!r} when this checkpoint was written and is {after!r} now, "
+                "so losses will differ by rounding and not repeat bit-for-bit"
             )

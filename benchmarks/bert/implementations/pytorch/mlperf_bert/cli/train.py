@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
         "when another leaves with anything else",
     )
-    # For run_and_time.sh: how it is continued.
+    # For run_and_time.sh and `pretrain`: how their run is continued, and how a new one is started.
     parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("--new-run-by", metavar="OPTIONS", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -219,7 +220,7 @@ def _agree_on_start(
         directory.refuse_links()
         if args.resume == "auto":
             _check_run_dir(args)
-        found[0] = find_start(args.resume, directory, config)
+        found[0] = find_start(args.resume, directory, config, args.new_run_by)
         ended = found[0].ended
         if ended is None and found[0].checkpoint is None:
             check_first_weights(config, args.data)
