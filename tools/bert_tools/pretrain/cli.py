@@ -9,6 +9,7 @@ one (`--only`).
 """
 
 import argparse
+import shlex
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -167,7 +168,8 @@ def run(args: argparse.Namespace) -> int:
     args.data = args.data or args.out / DATA
     card = args.out / EXPORTED / CARD
     if card.exists():
-        print(f"already finished, see {card} (pass another --out to train another model)")
+        again = shlex.join(["--out", "NEW", "--data", str(args.data)])
+        print(f"already finished: see {card}; to train another model, use {again}")
         return 0
     try:
         return _text_to_model(args)
@@ -205,6 +207,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
         _prepare(args, plan)
         words = ["train", "--config", plan.config_path, "--data", args.data, "--run-dir", run_dir]
         words += ["--resume", "auto", "--go-on-by", typed(*args.command_line)]
+        words += ["--new-run-by", shlex.join(["--out", "NEW", "--data", str(args.data)])]
         if args.init_checkpoint is not None:
             words += ["--init-checkpoint", args.init_checkpoint]
         words += [f"--set={each}" for each in (*plan.settings, *args.set)]
@@ -246,9 +249,12 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
     )
     from bert_tools.huggingface.reader import is_huggingface, open_huggingface
     from mlperf_bert.checkpoint.manifest import read_manifest
+    from mlperf_bert.checkpoint.weights_directory import EITHER, check_directory
 
     if not given.exists():
-        return converted if converted.exists() else given
+        if not converted.exists():
+            check_directory(given, EITHER)
+        return converted
     if not is_huggingface(given):
         return given
     source = open_huggingface(given)
