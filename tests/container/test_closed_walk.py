@@ -138,7 +138,7 @@ def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree):
     without = shell(tree, launch.replace("INIT_CHECKPOINT=weights", ""))
     assert time.monotonic() - started < 5
     assert without.returncode == 2 and not list((tree / "runs/ten").iterdir())
-    assert "run.init_checkpoint: is not set; the closed division" in without.stderr
+    assert "run.init_checkpoint: is not set, but the closed division" in without.stderr
     assert without.stderr.count("\n") == 1
 
     done = shell(tree, launch)

@@ -175,7 +175,7 @@ def test_ids_out_of_range(made, ids):
 def test_a_file_that_is_cut_or_changes_after_it_was_opened_is_refused(prepared):
     reader = SampleReader(*prepared)
     os.truncate(prepared[0] / "shards" / "part-2.hdf5", 100)
-    with pytest.raises(DataError, match="is 100 bytes"):
+    with pytest.raises(DataError, match="has 100 bytes"):
         reader.read(np.array([40]))
     reader.read(np.array([0]))
     for index in (0, 1):
