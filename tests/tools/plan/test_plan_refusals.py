@@ -18,8 +18,8 @@ BUCKETS = "buckets --config cpu_tiny"
 LAW = "law --filter submitter=NVIDIA --filter division=closed"
 REFUSED = {
     BALANCE: {
-        "--set parallel.nodes=0": "parallel.nodes: is 0",
-        "--set parallel.nodes=9999 --set mlperf.enforce_rules=false": "sequences an update; ",
+        "--set parallel.nodes=0": "parallel.nodes must be from 1 to 65,536, not 0",
+        "--set parallel.nodes=9999 --set mlperf.enforce_rules=false": "sequences per update, ",
         "--draws 1": "--draws: is 1",
         "--data .": "is not a prepared set",
         f"--data {'x' * 200}": "no such directory",
@@ -28,13 +28,13 @@ REFUSED = {
         "--config cpu_tiny": "--config: its sequences have at most 64 tokens",
     },
     BUCKETS: {
-        "--set model.num_layers=0": "error: model.num_layers: is 0",
+        "--set model.num_layers=0": "model.num_layers must be from 1 to 1,000, not 0",
         "--set model.architecture=modern --set model.objective=mlm": "architecture: is 'modern'",
     },
     SUGGEST: {
         "--nodes 0": "--nodes: is 0",
         "--nodes 5000": "40,000 ranks, but the largest batch has 16,384 sequences",
-        "--nodes 1 --out own_2x8x56x1.toml": "[parallel] says 1x8x56x1",
+        "--nodes 1 --out own_2x8x56x1.toml": "not match the size in [parallel], 1x8x56x1",
         "--nodes 1 --out missing/own.toml": "No such file or directory",
     },
     LAW: {

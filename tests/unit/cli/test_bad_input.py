@@ -71,7 +71,7 @@ def change(path, how):
         ("run/result_0.txt", precious, ["--run-dir", "run 0 already", "new directory"]),
         ("run", precious, ["--run-dir", "write to"]),
         ("tiny.toml", mistyped, ["tiny.toml", "line 3"]),
-        ("optim.nesterov=true", None, ["optim.nesterov", "no such setting", "beta_1"]),
+        ("optim.nesterov=true", None, ["unknown setting 'optim.nesterov'", "config list optim"]),
         ("parallel.local_batch_size=1000000", None, ["training examples", "batch needs 1,000,000"]),
         ("parallel.nodes=2", None, ["parallel.ranks_per_node", "2 x 1 ranks"]),
         ("model.vocab_size=70", None, ["model.vocab_size"]),

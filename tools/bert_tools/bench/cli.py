@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.results import aligned
+from mlperf_bert.config.bounds import Bounds, option_name
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import Bounds, option_name
 from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from mlperf_bert.config.sections import Bounds, ModelSection, check_bounds, option_name
+from mlperf_bert.config.bounds import Bounds, check_bounds, option_name
+from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError
 
 EngineKind = Literal["single", "ddp", "fsdp", "pipeline"]

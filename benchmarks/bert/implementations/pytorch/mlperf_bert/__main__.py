@@ -15,9 +15,10 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mlperf_bert import git_commit, package_version
+from mlperf_bert.arguments import PROGRAM, Parser
 from mlperf_bert.compiled import (
     keep_this_directory_from_children,
     remove_temporary,
@@ -151,17 +152,10 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
     return None
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that refuses abbreviated options, in sub-commands too."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the one that `words` name."""
-    parser = _Parser(
-        prog="mlperf_bert",
+    parser = Parser(
+        prog=PROGRAM,
         description="BERT pre-training, MLPerf style",
         epilog=f"{DEBUG} after any command shows the traceback of an error as well",
     )

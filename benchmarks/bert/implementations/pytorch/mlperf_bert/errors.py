@@ -51,7 +51,7 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         where, problem, remedy = map(one_line, self.args)
-        return f"{where}: {problem}; {remedy}"
+        return f"{where}: {problem}; {remedy}" if remedy else f"{where}: {problem}"
 
 
 class ConfigError(UserError):

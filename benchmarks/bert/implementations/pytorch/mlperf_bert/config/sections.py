@@ -1,21 +1,21 @@
-"""The sections of a run's config: frozen and typed; derived values are properties.
+"""The sections of a run's config, as frozen dataclasses. Derived values are properties.
 
-Every field is one setting of a TOML file (section.field), every number has its range:
-`Annotated[int, Bounds]`. Ranges are wide: they state what this software can hold, not what is wise.
-A value is checked as soon as its dataclass is built. `run_config` puts the sections together.
+Every field is one setting of a TOML file, `section.field`. Its annotation holds the type, the range
+of a number and one sentence on what it means, which `config list` and
+docs/reference/settings.md print: `Annotated[int, Bounds(1, 10), "What it sets."]`. Ranges are wide.
+They state what this software can handle, not what is sensible. Each section checks its values when
+it is built. `run_config` combines the sections.
 """
 
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+from mlperf_bert.config.bounds import SMALLEST, UNLIMITED, Bounds, check_bounds
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.files import in_brief
 
 Architecture = Literal["bert", "modern"]
-ARCHITECTURES: dict[Architecture, str] = {"bert": "BERT", "modern": "ModernBERT"}  # as published
+# The published name of each architecture.
+ARCHITECTURES: dict[Architecture, str] = {"bert": "BERT", "modern": "ModernBERT"}
 AttentionName = Literal["auto", "reference", "grouped", "flash", "triton"]
 KernelsName = Literal["auto", "reference", "fused"]
 Objective = Literal["mlm_nsp", "mlm"]
@@ -32,83 +32,36 @@ AllreduceDtype = Literal["as_gradients", "bf16"]
 StepMode = Literal["eager", "captured"]
 OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
-# The clip policies whose result does not depend on which rank has which samples.
+# Clip policies whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
-PUBLISHED_STRATA = frozenset(("stratified_6_3_2_5", "stratified_4_2_2_4"))  # samplers of the record
-MAX_PREDICTIONS = 76  # masked positions of a sample, as in MLPerf's data
-# Settings of ModernBERT's layers.
+# Samplers of the fastest published runs (arXiv 2402.02447).
+PUBLISHED_STRATA = frozenset(("stratified_6_3_2_5", "stratified_4_2_2_4"))
+MAX_PREDICTIONS = 76  # masked positions per sample, as in MLPerf's data
+# Settings that only ModernBERT's layers use.
 OF_MODERN = ("attention_window", "global_attention_every", "rope_base_global", "rope_base_local")
-TOKEN_TYPES = 2  # segments of a pair, each with its embedding
+TOKEN_TYPES = 2  # a pair has two segments, and each has its own embedding
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """A range from `low` to `high`, both included."""
-
-    low: float
-    high: float
-
-    def check(self, where: str, value: float) -> None:
-        """Raise ConfigError naming `where` and the range for a number outside it, or for NaN."""
-        if not self.low <= value <= self.high:
-            raise ConfigError(where, f"is {in_brief(value)}", f"set it within {self}")
-
-    def __str__(self) -> str:
-        return f"{_in_words(self.low)} .. {_in_words(self.high)}"
-
-
-@cache
-def bounds_of(kind: type) -> dict[str, Bounds]:
-    """The bounds of a dataclass's fields by name, also of parts of a union."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {
-        name: extra
-        for name, hint in hints.items()
-        for part in (hint, *typing.get_args(hint))
-        for extra in getattr(part, "__metadata__", ())
-        if isinstance(extra, Bounds)
-    }
-
-
-def option_name(field: str) -> str:
-    """The option of the command line that sets a field."""
-    return f"--{field.replace('_', '-')}"
-
-
-def check_bounds(values: Any, name_of: Callable[[str], str] = option_name) -> None:
-    """Check the numbers of a dataclass; `name_of` gives a field's name in messages.
-
-    Raises ConfigError. A word or None in the place of a number is not checked.
-    """
-    for field, bounds in bounds_of(values.__class__).items():
-        value = getattr(values, field)
-        if isinstance(value, int | float):
-            bounds.check(name_of(field), value)
-
-
-def _in_words(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:.10g}"
-
-
-STORED_MASKING_RATE = 0.15  # of every prepared set: BERT's
-# 0.15 to 0.3 are usual; above 0.4 the shortest sequences have fewer tokens than are to be masked.
+STORED_MASKING_RATE = 0.15  # of every prepared set, as in BERT
+# 0.15 to 0.3 are usual. Above 0.4 the shortest sequences have too few tokens to mask.
 MASKING_RATES = Bounds(0.05, 0.4)
 
-MOST_BATCH = 2**20  # sequences an update; the samplers hold some numbers for each
+MOST_BATCH = 2**20  # sequences per update, because samplers keep several numbers for each
 _MOST_PARAMETERS = 2**36  # 256 GiB of fp32 weights
-_MOST_STEPS = 10**7  # the learning rates of all steps are on the device: 80 MB
+_MOST_STEPS = 10**7  # 80 MB, because the device holds the learning rates of all steps
 _STEPS = Bounds(1, _MOST_STEPS)
 _STEPS_OR_NONE = Bounds(0, _MOST_STEPS)
 _MOST_SAMPLES = 10**13
+_SAMPLES = Bounds(1, _MOST_SAMPLES)
 _SAMPLES_OR_NONE = Bounds(0, _MOST_SAMPLES)
 _SEED = Bounds(0, 2**63 - 1)
 _DROPOUT = Bounds(0.0, 0.999)
 _BETA = Bounds(0.0, 0.999999999)
-_FROM_ZERO, _ABOVE_ZERO = Bounds(0.0, 1e38), Bounds(1e-38, 1e38)  # of fp32
+_FROM_ZERO, _ABOVE_ZERO = Bounds(0.0, UNLIMITED), Bounds(SMALLEST, UNLIMITED)
 
 
 class _Section:
-    """A section that checks its numbers' bounds. Raises ConfigError with `section.field`."""
+    """A section that checks the bounds of its numbers. Raises ConfigError with `section.field`."""
 
     __slots__ = ()
 
@@ -119,96 +72,169 @@ class _Section:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection(_Section):
-    """Device, step mode and limits of a run; `max_steps` "schedule" means `decay_steps`.
+    """The device, the length and the start of a run.
 
-    `step_mode = "captured"` pads every micro-batch to a capacity planned ahead and, on CUDA,
-    replays each update as one graph. A rank that waits `hang_timeout_s` for others or for such a
-    graph ends the run, so the slowest rank must have started by then. `init_checkpoint` is a
-    directory of first weights ("": none). `init_state = "training"` takes the optimizer's state
-    from there too: a phase of training that follows another (docs/concepts/encoder_recipe.md).
+    With `step_mode = "captured"` every micro-batch is padded to a capacity that was planned before
+    training. On CUDA each update is then replayed as one graph. `init_state = "training"` starts a
+    further phase of training from another run's checkpoint (docs/concepts/encoder_recipe.md).
     """
 
-    max_steps: Annotated[int, _STEPS] | Literal["schedule"] = "schedule"
-    seed: Annotated[int, _SEED] | Literal["random"] = "random"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    log_interval_steps: Annotated[int, _STEPS] = 20
-    warm_up_steps: Annotated[int, Bounds(0, 10_000)] = 3
-    step_mode: StepMode = "eager"
-    hang_timeout_s: Annotated[float, Bounds(0.1, 604_800.0)] = 600.0
-    init_checkpoint: str = ""
-    init_state: Literal["weights", "training"] = "weights"
+    max_steps: Annotated[
+        int | Literal["schedule"],
+        _STEPS,
+        "Number of steps after which the run ends if it has not reached its target. "
+        "'schedule' means schedule.decay_steps.",
+    ] = "schedule"
+    seed: Annotated[
+        int | Literal["random"],
+        _SEED,
+        "Seed of the weights, the sample order and dropout. 'random' draws one and logs it.",
+    ] = "random"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        "Device of every rank. 'auto' is a GPU if the machine has one, and otherwise the CPU.",
+    ] = "auto"
+    log_interval_steps: Annotated[
+        int, _STEPS, "Number of steps between two progress lines and records of metrics."
+    ] = 20
+    warm_up_steps: Annotated[
+        int,
+        Bounds(0, 10_000),
+        "Number of untimed steps before the clock starts. Their effect on the weights is undone.",
+    ] = 3
+    step_mode: Annotated[
+        StepMode,
+        "'eager' runs each step as PyTorch code. 'captured' pads micro-batches to planned sizes, "
+        "and replays each update as one CUDA graph on a GPU.",
+    ] = "eager"
+    hang_timeout_s: Annotated[
+        float,
+        Bounds(0.1, 604_800.0),
+        "Seconds that a rank waits for the other ranks before it ends the run. "
+        "The slowest rank must have started by then.",
+    ] = 600.0
+    init_checkpoint: Annotated[
+        str, "Directory of the checkpoint whose weights the run starts from. '' draws new weights."
+    ] = ""
+    init_state: Annotated[
+        Literal["weights", "training"],
+        "Whether only the weights of run.init_checkpoint are loaded, or the optimizer's state too.",
+    ] = "weights"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSection(_Section):
-    """Shape, precision and attention policy of the encoder. Defaults are BERT-large.
+    """The shape, precision and kernels of the encoder. The defaults are BERT-large.
 
-    In `bf16` weights and gradients are 16-bit and the optimizer keeps fp32 masters;
-    `bf16_autocast` keeps the weights fp32. `fp8` is `bf16` with the encoder's products in FP8.
-    `kernels` chooses the operations around the products (`model/blocks.py`). `objective = "mlm"`
-    leaves out next-sentence prediction, and with it the pooler (docs/concepts/encoder_recipe.md).
-
-    `architecture = "modern"` is ModernBERT's (arXiv 2412.13663, `model/modern.py`): it has rotary
-    positions in place of a table, and no token types. One layer in `global_attention_every` sees
-    whole sequences; in the others a token sees `attention_window // 2` tokens to each side.
+    `architecture = "modern"` is ModernBERT (arXiv 2412.13663, `model/modern.py`). It has rotary
+    positions instead of a table, and no token types. One layer in `global_attention_every` attends
+    to whole sequences. In the other layers a token attends to `attention_window // 2` tokens on
+    each side.
     """
 
-    architecture: Architecture = "bert"
-    vocab_size: Annotated[int, Bounds(1, 2**22)] = 30522
-    hidden_size: Annotated[int, Bounds(1, 2**16)] = 1024
-    num_layers: Annotated[int, Bounds(1, 1000)] = 24
-    num_heads: Annotated[int, Bounds(1, 1024)] = 16
-    intermediate_size: Annotated[int, Bounds(1, 2**18)] = 4096
-    max_position_embeddings: Annotated[int, Bounds(1, 2**20)] = 512
-    hidden_dropout: Annotated[float, _DROPOUT] = 0.1
-    attention_dropout: Annotated[float, _DROPOUT] = 0.1
-    layer_norm_epsilon: Annotated[float, Bounds(0.0, 1.0)] = 1e-12
-    initializer_range: Annotated[float, Bounds(0.0, 100.0)] = 0.02
-    attention: AttentionName = "auto"
-    precision: Precision = "fp32"
-    kernels: KernelsName = "auto"
-    objective: Objective = "mlm_nsp"
-    global_attention_every: Annotated[int, Bounds(1, 1000)] = 3
-    attention_window: Annotated[int, Bounds(2, 2**20)] = 128
-    rope_base_global: Annotated[float, Bounds(1.0, 1e12)] = 160_000.0
-    rope_base_local: Annotated[float, Bounds(1.0, 1e12)] = 10_000.0
+    architecture: Annotated[
+        Architecture, "Architecture of the encoder. 'modern' is ModernBERT (arXiv 2412.13663)."
+    ] = "bert"
+    vocab_size: Annotated[int, Bounds(1, 2**22), "Number of tokens in the vocabulary."] = 30522
+    hidden_size: Annotated[
+        int, Bounds(1, 2**16), "Width of the encoder's layers. It must be a multiple of num_heads."
+    ] = 1024
+    num_layers: Annotated[int, Bounds(1, 1000), "Number of encoder layers."] = 24
+    num_heads: Annotated[int, Bounds(1, 1024), "Number of attention heads in each layer."] = 16
+    intermediate_size: Annotated[
+        int, Bounds(1, 2**18), "Width of the feed-forward block in each layer."
+    ] = 4096
+    max_position_embeddings: Annotated[
+        int, Bounds(1, 2**20), "Longest sequence, in tokens, that the model can process."
+    ] = 512
+    hidden_dropout: Annotated[
+        float, _DROPOUT, "Probability of dropping an output of the embeddings and of each block."
+    ] = 0.1
+    attention_dropout: Annotated[
+        float, _DROPOUT, "Probability of dropping an attention weight."
+    ] = 0.1
+    layer_norm_epsilon: Annotated[
+        float, Bounds(0.0, 1.0), "Constant added to the variance in layer normalization."
+    ] = 1e-12
+    initializer_range: Annotated[
+        float, Bounds(0.0, 100.0), "Standard deviation of newly drawn weights."
+    ] = 0.02
+    attention: Annotated[
+        AttentionName,
+        "Implementation of attention. 'auto' is 'triton' or 'flash' on a GPU and 'grouped' on a "
+        "CPU. 'reference' is slow and easy to read.",
+    ] = "auto"
+    precision: Annotated[
+        Precision,
+        "'bf16' trains 16-bit weights with fp32 master copies. 'bf16_autocast' keeps fp32 weights "
+        "and computes in bf16. 'fp8' is 'bf16' with matrix products in FP8.",
+    ] = "fp32"
+    kernels: Annotated[
+        KernelsName,
+        "Implementation of the operations around the matrix products, such as normalization. "
+        "'auto' uses the fused kernels if they can run.",
+    ] = "auto"
+    objective: Annotated[
+        Objective,
+        "Training tasks. 'mlm_nsp' is masked words and next-sentence prediction, as in BERT. "
+        "'mlm' is masked words only, without a pooler.",
+    ] = "mlm_nsp"
+    global_attention_every: Annotated[
+        int,
+        Bounds(1, 1000),
+        "ModernBERT only: one layer in this many attends to the whole sequence.",
+    ] = 3
+    attention_window: Annotated[
+        int, Bounds(2, 2**20), "ModernBERT only: window of the other layers, in tokens."
+    ] = 128
+    rope_base_global: Annotated[
+        float,
+        Bounds(1.0, 1e12),
+        "ModernBERT only: base of the rotary positions in layers that attend to whole sequences.",
+    ] = 160_000.0
+    rope_base_local: Annotated[
+        float,
+        Bounds(1.0, 1e12),
+        "ModernBERT only: base of the rotary positions in layers that attend to a window.",
+    ] = 10_000.0
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
         if self.hidden_size % self.num_heads:
-            problem = f"{self.num_heads} does not divide hidden_size {self.hidden_size}"
+            problem = f"{self.num_heads} does not divide model.hidden_size, {self.hidden_size}"
             raise ConfigError("model.num_heads", problem, "change one of them")
         if self.architecture == "modern" and self.head_size % 2:
-            problem = f"makes heads of {self.head_size} channels, turned in pairs by positions"
+            problem = f"gives heads of {self.head_size} channels, but rotary positions need pairs"
             raise ConfigError("model.num_heads", problem, "choose an even number of channels")
         if self.architecture == "modern" and self.objective != "mlm":
-            problem = f"is {self.objective!r} with model.architecture 'modern'"
-            raise ConfigError("model.objective", problem, "use 'mlm': it has no sentence pairs")
+            problem = f"{self.objective!r} does not work with model.architecture 'modern'"
+            remedy = "use 'mlm', because ModernBERT has no sentence pairs"
+            raise ConfigError("model.objective", problem, remedy)
         for name in OF_MODERN:
             default = ModelSection.__dataclass_fields__[name].default
             if self.architecture == "bert" and getattr(self, name) != default:
                 remedy = "leave it out, or set model.architecture to 'modern'"
-                raise ConfigError(f"model.{name}", "is set, and BERT has none", remedy)
+                raise ConfigError(f"model.{name}", "has no effect on BERT", remedy)
         count = self.num_parameters
         if count > _MOST_PARAMETERS:
-            remedy = f"{_MOST_PARAMETERS:,} at most: use fewer layers, or narrower ones"
-            raise ConfigError("model.hidden_size", f"makes {count:,} parameters", remedy)
+            problem = f"gives {count:,} parameters, but at most {_MOST_PARAMETERS:,} are possible"
+            raise ConfigError("model.hidden_size", problem, "use fewer or narrower layers")
 
     @property
     def head_size(self) -> int:
-        """Channels of one attention head."""
+        """Channels per attention head."""
         return self.hidden_size // self.num_heads
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding: the vocabulary rounded up to a multiple of 8."""
+        """Rows of the word embedding, which are the vocabulary rounded up to a multiple of 8."""
         return -(-self.vocab_size // 8) * 8
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of `BertForPretraining`."""
+        """Number of parameters of `BertForPretraining`."""
         hidden, wide, vocabulary = self.hidden_size, self.intermediate_size, self.padded_vocab_size
-        if self.architecture == "modern":  # the first layer has no norm before its attention
+        if self.architecture == "modern":  # its first layer has no norm before the attention
             layer = 4 * hidden**2 + 3 * hidden * wide + 2 * hidden
             return (vocabulary + hidden + 2) * hidden + self.num_layers * layer + vocabulary
         dense = hidden * (hidden + 1)
@@ -220,77 +246,125 @@ class ModelSection(_Section):
         return tables + 2 * hidden + self.num_layers * layer + heads
 
     def is_global(self, layer: int) -> bool:
-        """True if every token of this layer sees its whole sequence."""
+        """Return True if every token attends to its whole sequence in this layer."""
         return self.architecture == "bert" or layer % self.global_attention_every == 0
 
     @property
     def reach(self) -> int:
-        """Tokens to each side that a token sees in the layers that are not global."""
+        """Tokens on each side that a token attends to in a layer with a window. 0 for BERT."""
         return self.attention_window // 2 if self.architecture == "modern" else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection(_Section):
-    """Training examples, their order, and their assignment to ranks (docs/concepts/data.md).
+    """The training examples, their order, and their assignment to ranks (docs/concepts/data.md).
 
-    `masking = "dynamic"` masks `masking_rate` of a sequence's tokens anew each time it is trained
-    on; the masks of `prepare` are undone first, but stay in the held-out set
-    (docs/concepts/encoder_recipe.md). `skip_samples` are passed over, the first of the sampler's order:
-    those that the phases of training before this one have seen.
+    `masking = "dynamic"` first undoes the masks that `prepare` stored. The held-out set keeps its
+    masks (docs/concepts/encoder_recipe.md).
     """
 
-    corpus: Literal["prepared", "embedded"] = "prepared"
-    max_seq_length: Annotated[int, Bounds(8, 65_535)] = 512
-    max_predictions: Annotated[int, Bounds(1, 65_535)] = MAX_PREDICTIONS
-    masking: Masking = "static"
-    masking_rate: Annotated[float, MASKING_RATES] = STORED_MASKING_RATE
-    sampler: SamplerName = "uniform"
-    skip_samples: Annotated[int, _SAMPLES_OR_NONE] = 0
-    balance: BalancePolicy = "none"
-    counts_per_rank: CountsPerRank = "equal"
-    loader: Literal["thread", "dali", "mpi_readers"] = "thread"
+    corpus: Annotated[
+        Literal["prepared", "embedded"],
+        "'prepared' is data that you prepared. 'embedded' is a small corpus made from the "
+        "documentation of your own Python.",
+    ] = "prepared"
+    max_seq_length: Annotated[
+        int, Bounds(8, 65_535), "Longest training example in tokens, special tokens included."
+    ] = 512
+    max_predictions: Annotated[
+        int, Bounds(1, 65_535), "Largest number of masked positions in an example."
+    ] = MAX_PREDICTIONS
+    masking: Annotated[
+        Masking,
+        "'static' uses the masks stored by `prepare`. 'dynamic' draws new masks each time an "
+        "example is trained on.",
+    ] = "static"
+    masking_rate: Annotated[
+        float, MASKING_RATES, "Fraction of the tokens that dynamic masking masks."
+    ] = STORED_MASKING_RATE
+    sampler: Annotated[
+        SamplerName,
+        "How batches are drawn. 'uniform' shuffles all examples. 'quantile' gives every batch the "
+        "same mix of lengths. The others are those of the fastest published runs.",
+    ] = "uniform"
+    skip_samples: Annotated[
+        int,
+        _SAMPLES_OR_NONE,
+        "Number of examples to skip at the start because an earlier phase has trained on them.",
+    ] = 0
+    balance: Annotated[
+        BalancePolicy,
+        "How a batch is shared among ranks so that each has about as many tokens. "
+        "'presort_global' balances best and needs no communication.",
+    ] = "none"
+    counts_per_rank: Annotated[
+        CountsPerRank,
+        "Whether all micro-batches have equally many sequences. 'unequal' balances very small "
+        "micro-batches better.",
+    ] = "equal"
+    loader: Annotated[
+        Literal["thread", "dali", "mpi_readers"],
+        "What reads the examples: a thread of each rank, NVIDIA DALI, or a second process per rank "
+        "under MPI.",
+    ] = "thread"
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
         if self.masking == "static" and self.masking_rate != STORED_MASKING_RATE:
-            problem = f"is {self.masking_rate} with data.masking 'static'"
-            remedy = f"use 'dynamic': prepared sets are masked at {STORED_MASKING_RATE}"
-            raise ConfigError("data.masking_rate", problem, remedy)
+            problem = f"{self.masking_rate} does not work with data.masking 'static', because "
+            problem += f"prepared sets are masked at {STORED_MASKING_RATE}"
+            raise ConfigError("data.masking_rate", problem, "set data.masking to 'dynamic'")
         needed = int(self.masking_rate * self.max_seq_length)  # 76 of 512, as in MLPerf
         if self.masking == "dynamic" and needed > self.max_predictions:
-            problem = f"is {self.max_predictions}, data.masking_rate asks for {needed}"
-            raise ConfigError(
-                "data.max_predictions", problem, "raise it to that, or lower the rate"
+            problem = (
+                f"{self.max_predictions} is too small, because data.masking_rate needs {needed}"
             )
+            remedy = f"set it to {needed}, or lower data.masking_rate"
+            raise ConfigError("data.max_predictions", problem, remedy)
         if self.skip_samples and self.sampler in PUBLISHED_STRATA:
-            problem = f"is {self.skip_samples} with data.sampler {self.sampler!r}"
-            remedy = "set it to 0, or use a sampler that draws every sample once an epoch"
+            problem = f"{self.skip_samples} does not work with data.sampler {self.sampler!r}"
+            remedy = "set it to 0, or use data.sampler 'uniform' or 'quantile'"
             raise ConfigError("data.skip_samples", problem, remedy)
 
     @property
     def dupe_factor(self) -> int:
-        """Passes over the embedded corpus: each masks a text anew, which dynamic masking does."""
+        """Passes over the embedded corpus, each with new masks. Dynamic masking needs only one."""
         return 10 if self.masking == "static" else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelSection(_Section):
-    """Ranks, and how a global batch is cut into forward passes.
+    """The ranks, and how they share a global batch.
 
-    `share_gpu = "allow"` lets more ranks run on a machine than it has GPUs, talking over gloo.
-    `data_parallel` says what averages gradients: torch's DistributedDataParallel, or our own
-    reducer, with the optimizer's state whole on every rank or sharded over the ranks of a node or
-    of the job.
+    The global batch is nodes x ranks_per_node x local_batch_size x grad_accum_steps sequences.
     """
 
-    nodes: Annotated[int, Bounds(1, 2**16)] = 1
-    ranks_per_node: Annotated[int, Bounds(1, 256)] = 1
-    local_batch_size: Annotated[int, Bounds(1, MOST_BATCH)]
-    grad_accum_steps: Annotated[int, Bounds(1, 2**16)] = 1
-    bucket_cap_mb: Annotated[float, Bounds(1e-6, 1e6)] = 25.0
-    share_gpu: Literal["refuse", "allow"] = "refuse"
-    data_parallel: DataParallel = "ddp"
-    allreduce_dtype: AllreduceDtype = "as_gradients"
+    nodes: Annotated[int, Bounds(1, 2**16), "Number of machines."] = 1
+    ranks_per_node: Annotated[
+        int, Bounds(1, 256), "Number of training processes per machine, usually one per GPU."
+    ] = 1
+    local_batch_size: Annotated[
+        int, Bounds(1, MOST_BATCH), "Number of sequences in a micro-batch of one rank."
+    ]
+    grad_accum_steps: Annotated[
+        int, Bounds(1, 2**16), "Number of micro-batches that each rank computes per update."
+    ] = 1
+    bucket_cap_mb: Annotated[
+        float, Bounds(1e-6, 1e6), "Size in MiB at which a bucket of gradients is sent."
+    ] = 25.0
+    share_gpu: Annotated[
+        Literal["refuse", "allow"],
+        "Whether more ranks than GPUs may run on a machine. They then communicate over gloo.",
+    ] = "refuse"
+    data_parallel: Annotated[
+        DataParallel,
+        "What averages gradients: PyTorch's DistributedDataParallel ('ddp') or this project's "
+        "reducer. 'zero1_node' and 'zero1' also shard the optimizer's state over the ranks of a "
+        "node or of the job.",
+    ] = "ddp"
+    allreduce_dtype: Annotated[
+        AllreduceDtype, "Data type in which gradients are sent between ranks."
+    ] = "as_gradients"
 
     @property
     def world_size(self) -> int:
@@ -299,7 +373,7 @@ class ParallelSection(_Section):
 
     @property
     def num_micro_batches(self) -> int:
-        """Forwards per optimizer update over all ranks."""
+        """Micro-batches per optimizer update over all ranks."""
         return self.world_size * self.grad_accum_steps
 
     @property
@@ -310,100 +384,161 @@ class ParallelSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimSection(_Section):
-    """Update rule and its constants; `loss_normalization` says over what the loss is a mean.
+    """The optimizer and its constants."""
 
-    `implementation = "apex"` uses NVIDIA apex's kernels for the updates. The betas are of all
-    but Muon's matrices, whose momentum is 0.95.
-    """
-
-    name: Literal["adamw", "lamb", "muon"]
-    implementation: OptimImplementation = "ours"
-    learning_rate: Annotated[float, _FROM_ZERO]
-    beta_1: Annotated[float, _BETA] = 0.9
-    beta_2: Annotated[float, _BETA] = 0.999
-    epsilon: Annotated[float, _ABOVE_ZERO] = 1e-6
-    weight_decay: Annotated[float, _FROM_ZERO] = 0.01
-    loss_normalization: LossNormalization = "global"
+    name: Annotated[
+        Literal["adamw", "lamb", "muon"],
+        "Update rule. 'muon' is used for the weight matrices, and AdamW for all other weights.",
+    ]
+    implementation: Annotated[
+        OptimImplementation, "Whether this project's kernels or NVIDIA apex's compute the updates."
+    ] = "ours"
+    learning_rate: Annotated[
+        float, _FROM_ZERO, "Highest learning rate, which is reached at the end of the warm-up."
+    ]
+    beta_1: Annotated[
+        float,
+        _BETA,
+        "Decay rate of the mean of past gradients. Muon's matrices use a momentum of 0.95 instead.",
+    ] = 0.9
+    beta_2: Annotated[float, _BETA, "Decay rate of the mean of past squared gradients."] = 0.999
+    epsilon: Annotated[float, _ABOVE_ZERO, "Constant added to the denominator of an update."] = 1e-6
+    weight_decay: Annotated[
+        float,
+        _FROM_ZERO,
+        "Decoupled weight decay. It is multiplied by the learning rate, and does not apply to "
+        "biases and normalization weights.",
+    ] = 0.01
+    loss_normalization: Annotated[
+        LossNormalization,
+        "'global' gives every masked token of the batch the same weight. 'per_rank' averages the "
+        "ranks' mean losses.",
+    ] = "global"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSection(_Section):
-    """Linear warm-up and decay, in optimizer steps: linear, or in the last `cooldown_steps`.
+    """The learning rate over the steps: a linear warm-up, then a decay (`optim/schedule.py`)."""
 
-    The forms are those of `optim/schedule.py`; `cooldown_steps` is for "wsd".
-    """
-
-    decay_steps: Annotated[int, _STEPS]
-    form: Literal["continuous", "published", "wsd"] = "continuous"
-    warmup_steps: Annotated[int, _STEPS_OR_NONE] = 0
-    start_warmup_step: Annotated[int, Bounds(-_MOST_STEPS, _MOST_STEPS)] = 0
-    end_learning_rate: Annotated[float, _FROM_ZERO] = 0.0
-    cooldown_steps: Annotated[int, _STEPS_OR_NONE] = 0
+    decay_steps: Annotated[
+        int,
+        _STEPS,
+        "Step at which the decay of the learning rate ends. It must follow the warm-up.",
+    ]
+    form: Annotated[
+        Literal["continuous", "published", "wsd"],
+        "'continuous' decays linearly after the warm-up. 'published' is the same with the jump of "
+        "the published 1,024-GPU runs. 'wsd' keeps the rate and cools down at the end.",
+    ] = "continuous"
+    warmup_steps: Annotated[
+        int, _STEPS_OR_NONE, "Number of steps in which the learning rate rises linearly."
+    ] = 0
+    start_warmup_step: Annotated[
+        int,
+        Bounds(-_MOST_STEPS, _MOST_STEPS),
+        "Step at which the warm-up starts. A negative one starts part of the way up.",
+    ] = 0
+    end_learning_rate: Annotated[float, _FROM_ZERO, "Learning rate after schedule.decay_steps."] = (
+        0.0
+    )
+    cooldown_steps: Annotated[
+        int, _STEPS_OR_NONE, "With form 'wsd': number of steps at the end in which the rate falls."
+    ] = 0
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
         warm_up_end = self.warmup_steps + self.start_warmup_step
         if self.decay_steps <= max(warm_up_end, self.warmup_steps):
-            problem = f"{self.decay_steps} ends before the warm-up does"
+            problem = f"{self.decay_steps} is before the end of the warm-up"
             remedy = "raise it above schedule.warmup_steps"
             raise ConfigError("schedule.decay_steps", problem, remedy)
         if self.form != "wsd" and self.cooldown_steps:
-            problem = f"is {self.cooldown_steps} with schedule.form {self.form!r}"
+            problem = f"{self.cooldown_steps} does not work with schedule.form {self.form!r}"
             raise ConfigError("schedule.cooldown_steps", problem, "set it to 0, or use 'wsd'")
         if warm_up_end + self.cooldown_steps > self.decay_steps:
-            problem = f"is {self.cooldown_steps}: the cool-down begins before the warm-up ends"
-            raise ConfigError("schedule.cooldown_steps", problem, "lower it, or raise decay_steps")
+            problem = f"{self.cooldown_steps} starts the cool-down before the warm-up ends"
+            remedy = "lower it, or raise schedule.decay_steps"
+            raise ConfigError("schedule.cooldown_steps", problem, remedy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSection(_Section):
-    """The limited gradient norm and its limit (`distributed/clipping.py`).
+    """Gradient clipping: which norm is limited, and to what (`distributed/clipping.py`)."""
 
-    `bucket_limit = "equal_share"` gives each bucket max_norm / sqrt(22), as in the published runs.
-    """
-
-    policy: ClipPolicy = "after_allreduce"
-    max_norm: Annotated[float, _ABOVE_ZERO] = 1.0
-    bucket_limit: Literal["by_size", "equal_share"] = "by_size"
+    policy: Annotated[
+        ClipPolicy,
+        "Which gradient norm is limited: that of the averaged gradient, or of each rank's whole "
+        "gradient or buckets before they are averaged.",
+    ] = "after_allreduce"
+    max_norm: Annotated[
+        float, _ABOVE_ZERO, "Largest L2 norm of the gradient. A longer gradient is scaled down."
+    ] = 1.0
+    bucket_limit: Annotated[
+        Literal["by_size", "equal_share"],
+        "With policy 'bucket_before_allreduce': a bucket's limit follows its size, or is "
+        "max_norm / sqrt(22) as in the published runs.",
+    ] = "by_size"
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
         if self.bucket_limit == "equal_share" and self.policy != "bucket_before_allreduce":
-            problem = f"'equal_share' with clip.policy {self.policy!r}"
-            raise ConfigError("clip.bucket_limit", problem, "use policy 'bucket_before_allreduce'")
+            problem = f"'equal_share' does not work with clip.policy {self.policy!r}"
+            remedy = "set clip.policy to 'bucket_before_allreduce'"
+            raise ConfigError("clip.bucket_limit", problem, remedy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSection(_Section):
-    """Evaluation, and the masked-LM accuracy that ends the run; with "none" `max_steps` ends it."""
+    """The evaluations, and the accuracy that ends the run."""
 
-    target_accuracy: Annotated[float, Bounds(1e-6, 0.999999)] | Literal["none"]
-    interval_samples: Annotated[int, Bounds(1, _MOST_SAMPLES)] | Literal["mlperf"] = "mlperf"
+    target_accuracy: Annotated[
+        float | Literal["none"],
+        Bounds(1e-6, 0.999999),
+        "Masked-word accuracy on held-out data, as a fraction, at which the run ends. "
+        "'none' trains for run.max_steps.",
+    ]
+    interval_samples: Annotated[
+        int | Literal["mlperf"],
+        _SAMPLES,
+        "Number of training sequences between two evaluations. 'mlperf' uses MLPerf's formula, "
+        "which depends on the batch size.",
+    ] = "mlperf"
 
     @property
     def target(self) -> float | None:
-        """The target accuracy, 0 .. 1; None for a run without one."""
+        """The target accuracy as a fraction, or None for a run without a target."""
         return None if self.target_accuracy == "none" else self.target_accuracy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlperfSection(_Section):
-    """The submission's entries in the log; `enforce_rules = false` is for tests only."""
+    """What the MLPerf log says about the submission."""
 
-    division: Literal["closed", "open"] = "open"
-    submission_org: str = "unnamed"
-    submission_platform: str = "unnamed"
-    submission_status: Literal["onprem", "cloud", "preview", "research"] = "onprem"
-    enforce_rules: bool = True
+    division: Annotated[
+        Literal["closed", "open"],
+        "MLPerf's category. 'closed' fixes the model and the rules, and 'open' leaves both free.",
+    ] = "open"
+    submission_org: Annotated[str, "Name of the submitting organization."] = "unnamed"
+    submission_platform: Annotated[str, "Name of the system that is measured."] = "unnamed"
+    submission_status: Annotated[
+        Literal["onprem", "cloud", "preview", "research"], "MLPerf's availability category."
+    ] = "onprem"
+    enforce_rules: Annotated[
+        bool,
+        "Whether a closed run that breaks MLPerf's rules is an error. Only tests set it to false.",
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSection(_Section):
-    """Times of saving, and the number of checkpoints kept (docs/reference/reliability.md).
+    """When checkpoints are saved, and how many are kept (docs/reference/reliability.md)."""
 
-    `interval_steps` lie between two checkpoints; the last is saved at the end. "auto" is about ten
-    minutes, 0 the end only; "never" saves nothing. The newest `keep_last` stay.
-    """
-
-    interval_steps: Annotated[int, _STEPS_OR_NONE] | Literal["auto", "never"] = "auto"
-    keep_last: Annotated[int, Bounds(1, 10**6)] = 2
+    interval_steps: Annotated[
+        int | Literal["auto", "never"],
+        _STEPS_OR_NONE,
+        "Number of steps between two checkpoints. 'auto' saves about every ten minutes and at the "
+        "end, 0 at the end only, and 'never' saves nothing.",
+    ] = "auto"
+    keep_last: Annotated[
+        int, Bounds(1, 10**6), "Number of checkpoints to keep. Older ones are deleted."
+    ] = 2

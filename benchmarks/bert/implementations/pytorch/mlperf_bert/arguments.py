@@ -1,0 +1,112 @@
+"""The argument parser of all commands: help with examples, and errors in one line."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from mlperf_bert.errors import MISTAKE, one_line, say_error
+from mlperf_bert.suggestions import did_you_mean, or_list
+
+# A parser or a titled group of its options.
+Options = argparse._ActionsContainer
+
+PROGRAM = "mlperf_bert"
+_NUMBERS: dict[Any, str] = {int: "an integer", float: "a number"}
+
+
+def describe(parser: argparse.ArgumentParser, description: str, *examples: str) -> None:
+    """Set what `--help` prints above and below a command's options.
+
+    `description` says in one to three sentences what the command does, reads and writes. Each
+    example is a whole command line that works.
+    """
+    parser.description = description
+    if examples:
+        title = "example:" if len(examples) == 1 else "examples:"
+        parser.epilog = "\n".join([title, *(f"  {example}" for example in examples)])
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that takes no abbreviated options and reports errors in one line.
+
+    Sub-parsers are of this class too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", _HelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line that names the command, the mistake and a remedy, and exit with 2."""
+        command = self.prog.removeprefix(PROGRAM).strip()
+        where = f"{command}: " if command else ""
+        remedy = "" if "; " in message else f"; see `{self.prog} --help`"
+        message = message.replace("the following arguments are required: ", "missing ")
+        say_error(one_line(f"{where}{message.removeprefix('argument ')}{remedy}"))
+        sys.exit(MISTAKE)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse all arguments. An unknown one is an error of the command that it was given to."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            kind = "unknown option" if name.startswith("-") else "unexpected argument"
+            options = [option for action in self._actions for option in action.option_strings]
+            remedy = did_you_mean(name, options) if name.startswith("--") else ""
+            self.error(f"{kind} {unknown[0]!r}" + (f"; {remedy}" if remedy else ""))
+        return found, unknown
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        if action.type not in _NUMBERS:
+            return super()._get_value(action, text)
+        try:
+            return action.type(text)  # type: ignore[operator,misc]
+        except ValueError:
+            problem = f"{_name(action)} must be {_NUMBERS[action.type]}, not {text!r}"
+            raise argparse.ArgumentError(None, problem) from None
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(choice) for choice in action.choices]
+        if isinstance(action, argparse._SubParsersAction):
+            remedy = did_you_mean(value, names, f"use {or_list(names)}")
+            raise argparse.ArgumentError(None, f"unknown command {value!r}; {remedy}")
+        problem = f"{_name(action)} must be {or_list([repr(name) for name in names])}"
+        remedy = did_you_mean(str(value), names)
+        problem = f"{problem}, not {value!r}" + (f"; {remedy}" if remedy else "")
+        raise argparse.ArgumentError(None, problem)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """A formatter that shows defaults and keeps the lines of examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap each line, except for indented ones, which are commands."""
+        return "\n".join(
+            line
+            if line.startswith(" ")
+            else super(_HelpFormatter, self)._fill_text(line, width, "")
+            for line in text.split("\n")
+        )
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        return help_of(action)
+
+
+def help_of(action: argparse.Action) -> str:
+    """Return an option's help text, with its default unless the text itself names one."""
+    text, default = action.help or "", action.default
+    is_shown = default is not argparse.SUPPRESS and isinstance(default, int | float | str)
+    if action.option_strings and is_shown and not isinstance(default, bool):
+        return text if "default" in text else f"{text} (default: %(default)s)"
+    return text
+
+
+def _name(action: argparse.Action) -> str:
+    if action.option_strings:
+        return action.option_strings[-1]
+    return action.metavar if isinstance(action.metavar, str) else action.dest

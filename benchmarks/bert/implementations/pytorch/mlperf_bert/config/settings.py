@@ -1,0 +1,140 @@
+"""All settings of a run: their types, defaults, allowed values and meanings."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from mlperf_bert.config.bounds import Bounds, bounds_of, meanings_of
+from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import in_brief
+from mlperf_bert.suggestions import did_you_mean, or_list
+
+_KINDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting, `section.field`."""
+
+    name: str
+    kinds: tuple[Any, ...]  # the types that a value may have; a Literal is its list of words
+    default: Any  # dataclasses.MISSING if every config must set it
+    bounds: Bounds | None  # of a number
+    meaning: str
+
+    @property
+    def section(self) -> str:
+        """Name of the section."""
+        return self.name.partition(".")[0]
+
+    @property
+    def field(self) -> str:
+        """Name within the section."""
+        return self.name.partition(".")[2]
+
+    @property
+    def is_required(self) -> bool:
+        """True if the setting has no default."""
+        return self.default is dataclasses.MISSING
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that the setting may be set to."""
+        literals = (kind for kind in self.kinds if typing.get_origin(kind) is typing.Literal)
+        return tuple(word for literal in literals for word in typing.get_args(literal))
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words, as in "an integer from 1 to 256" or "'cpu' or 'cuda'"."""
+        within = f" {self.bounds}" if self.bounds else ""
+        return or_list(
+            [kind + within * (kind in ("an integer", "a number")) for kind in self._types]
+        )
+
+    @property
+    def _types(self) -> list[str]:
+        """The types in words, and every word."""
+        numbers = [_KINDS[kind] for kind in self.kinds if kind in _KINDS]
+        return [*numbers, *map(repr, self.words)]
+
+    def check(self, value: Any, origin: str) -> Any:
+        """Return the value converted to the setting's type.
+
+        `origin` is where the value was read. Raises ConfigError for a value that is not allowed.
+        """
+        if isinstance(value, str) and value in self.words:
+            return value
+        checked = _converted(value, self.kinds)
+        if checked is None:
+            problem = f"{self.name} must be {or_list(self._types)}, not {in_brief(value)}"
+            remedy = did_you_mean(value, self.words) if isinstance(value, str) else ""
+            raise ConfigError(origin, problem, remedy)
+        if isinstance(checked, str) and not checked.isprintable():
+            problem = f"{self.name} must have printable characters only, not {in_brief(checked)}"
+            raise ConfigError(origin, problem, "")
+        if self.bounds is not None:
+            self.bounds.check(origin, checked, self.name)
+        return checked
+
+
+@cache
+def all_settings() -> Mapping[str, Setting]:
+    """Return every setting by its name, `section.field`, in the order of the sections."""
+    found = {}
+    for section, kind in sections().items():
+        hints, bounds, meanings = typing.get_type_hints(kind), bounds_of(kind), meanings_of(kind)
+        for field in dataclasses.fields(kind):
+            hint, name = hints[field.name], f"{section}.{field.name}"
+            is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+            found[name] = Setting(
+                name=name,
+                kinds=typing.get_args(hint) if is_union else (hint,),
+                default=field.default,
+                bounds=bounds.get(field.name),
+                meaning=meanings.get(field.name, ""),
+            )
+    return found
+
+
+@cache
+def sections() -> Mapping[str, type]:
+    """Return the dataclass of every section by its name."""
+    return typing.get_type_hints(RunConfig)
+
+
+def find_setting(name: str, origin: str) -> Setting:
+    """Return the setting of that name. Raises ConfigError, with similar names, if there is none."""
+    found = all_settings().get(name)
+    if found is None:
+        raise unknown_setting(name, origin)
+    return found
+
+
+def unknown_setting(name: str, origin: str, more: Sequence[str] = ()) -> ConfigError:
+    """Return the error for an unknown name. It suggests similar settings, or names from `more`."""
+    section = name.partition(".")[0]
+    shown = section if section in sections() else ""
+    otherwise = f"see `{' '.join(['mlperf_bert config list', shown]).strip()}`"
+    remedy = did_you_mean(name, [*all_settings(), *more], otherwise)
+    return ConfigError(origin, f"unknown setting {in_brief(name)}", remedy)
+
+
+def _converted(value: Any, kinds: Sequence[Any]) -> Any:
+    """Return the value as one of the types, or None if it is of none of them."""
+    for kind in kinds:
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            with suppress(OverflowError):
+                return float(value)
+    return None

@@ -1,0 +1,108 @@
+"""Suggestions for mistyped names, the same for settings, commands, options, values and files."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+
+MOST = 3  # names in one suggestion
+# Names that other programs use, and the one that this program uses.
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "rate": "learning_rate",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "eps": "epsilon",
+    "beta1": "beta_1",
+    "beta2": "beta_2",
+    "betas": "beta_1",
+    "bs": "local_batch_size",
+    "batch": "local_batch_size",
+    "batch_size": "local_batch_size",
+    "micro_batch_size": "local_batch_size",
+    "per_device_train_batch_size": "local_batch_size",
+    "accum": "grad_accum_steps",
+    "gradient_accumulation_steps": "grad_accum_steps",
+    "gpus": "ranks_per_node",
+    "gpus_per_node": "ranks_per_node",
+    "nproc_per_node": "ranks_per_node",
+    "steps": "max_steps",
+    "warmup": "warmup_steps",
+    "num_warmup_steps": "warmup_steps",
+    "dtype": "precision",
+    "gpu": "cuda",
+    "layers": "num_layers",
+    "num_hidden_layers": "num_layers",
+    "heads": "num_heads",
+    "num_attention_heads": "num_heads",
+    "hidden": "hidden_size",
+    "dropout": "hidden_dropout",
+    "seq_length": "max_seq_length",
+    "seq_len": "max_seq_length",
+    "max_length": "max_seq_length",
+    "grad_clip": "max_norm",
+    "max_grad_norm": "max_norm",
+    "target": "target_accuracy",
+    "optimizer": "optim",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "eval": "evaluate",
+    "test": "evaluate",
+    "finetune": "squad",
+    "fine_tune": "squad",
+}
+
+
+def suggestions(word: str, names: Iterable[str]) -> list[str]:
+    """Return up to three of `names` that were probably meant by `word`, the likeliest first.
+
+    Names may have sections, as in `optim.learning_rate`. A name in the section of `word` is
+    preferred, so `optim.beta` suggests `optim.beta_1`. Case and leading hyphens do not matter.
+    """
+    names = list(names)
+    section, _, asked = _plain(word).rpartition(".")
+    own = [name for name in names if section and _plain(name).rpartition(".")[0] == section]
+    for among in (own, names):
+        for wanted in dict.fromkeys((asked, OTHER_NAMES.get(asked, asked))):
+            if same := [name for name in among if _last(name) == wanted]:
+                return same[:MOST]
+    for among in (own, names):
+        if close := _close(asked, among):
+            return close
+    return []
+
+
+def did_you_mean(
+    word: str,
+    names: Iterable[str],
+    otherwise: str = "",
+    *,
+    shown: Mapping[str, str] | None = None,
+) -> str:
+    """Return "did you mean NAME?" for a mistyped word, or `otherwise` if no name is similar.
+
+    `shown` maps a name to what the message says instead.
+    """
+    found = [(shown or {}).get(name, name) for name in suggestions(word, names)]
+    return f"did you mean {or_list(found)}?" if found else otherwise
+
+
+def or_list(words: Sequence[str]) -> str:
+    """Join words as in "a, b or c"."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _close(asked: str, names: Sequence[str]) -> list[str]:
+    """Return names whose last part is spelled like `asked`, or else begins or ends with it."""
+    parts = dict.fromkeys(_last(name) for name in names)
+    found = difflib.get_close_matches(asked, parts, MOST)
+    if not found and len(asked) > MOST:
+        found = [part for part in parts if part.startswith(asked) or part.endswith(asked)]
+    return [name for part in found for name in names if _last(name) == part][:MOST]
+
+
+def _last(name: str) -> str:
+    return _plain(name).rpartition(".")[2]
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().lstrip("-").replace("-", "_")
