@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.results import aligned
+from mlperf_bert.arguments import Options, add_command
 from mlperf_bert.config.bounds import Bounds, option_name
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
@@ -39,66 +40,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     The module of the same name has `measure`.
     """
-    commands = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
-    transformers = commands.add_parser(
-        "transformers", help="compare our training step with that of `transformers`"
+    parser.description = "Measure training speed on this machine. Nothing is trained or saved."
+    commands = parser.add_subparsers(dest="measurement", required=True, metavar="COMMAND")
+    transformers = add_command(
+        commands,
+        "transformers",
+        "compare this training step with Hugging Face's",
+        "Measure training steps of this project and of Hugging Face transformers in turns, with "
+        "the same model and the same batches, and print both rates and their ratio.",
+        "mlperf_bert bench transformers --steps 6 --no-compile",
     )
-    _add_common(transformers, steps=12, seconds=300.0)
-    transformers.add_argument(
+    compared = transformers.add_argument_group("what is compared")
+    _add_common(transformers, compared, steps=12, seconds=300.0)
+    compared.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="also run the other side through torch.compile (default: yes)",
+        help="also measure transformers with torch.compile (default: yes)",
     )
-    transformers.add_argument(
+    compared.add_argument(
         "--by-layer",
         action="store_true",
-        help="compile each of its layers by itself, which takes less time",
+        help="compile each layer of transformers separately, which takes less time",
     )
-    train = commands.add_parser("train", help="our training step: rate, MFU, memory")
-    _add_common(train, steps=40, seconds=20.0)
-    train.add_argument(
+    train = add_command(
+        commands,
+        "train",
+        "measure rate, MFU and memory of a training step",
+        "Measure the training step of one rank: samples per second, model FLOPs utilization (MFU) "
+        "and memory. MFU is relative to the fastest matrix products on this machine.",
+        "mlperf_bert bench train --steps 10 --profile",
+    )
+    measured = train.add_argument_group("what is measured")
+    _add_common(train, measured, steps=40, seconds=20.0)
+    measured.add_argument(
         "--peak-seconds",
         type=float,
         default=3.0,  # long enough for clocks to fall
         metavar="S",
-        help="length of the run of matrix products (default 3)",
+        help="how long to measure matrix products",
     )
-    train.add_argument(
+    measured.add_argument(
         "--profile",
         action="store_true",
         help="list the step's kernels (CUDA) or operators (CPU) by their time",
     )
-    train.add_argument(
+    measured.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="with --profile: torch's trace of one step, gzipped JSON (.json.gz) for Perfetto",
+        help="with --profile: write torch's trace of one step to this .json.gz file for Perfetto",
     )
-    optimizer = commands.add_parser("optimizer", help="our update against a loop and torch's")
-    _add_common(optimizer, steps=12, seconds=300.0)
+    optimizer = add_command(
+        commands,
+        "optimizer",
+        "compare this optimizer update with PyTorch's",
+        "Measure one update of all weights by this project's optimizer, by a loop over tensors and "
+        "by PyTorch's fused optimizer, and print the times. The model is BERT-base unless a config "
+        "is given.",
+        "mlperf_bert bench optimizer --steps 3",
+    )
+    _add_common(optimizer, optimizer, steps=12, seconds=300.0)
 
 
-def _add_common(command: argparse.ArgumentParser, *, steps: int, seconds: float) -> None:
-    add_config(command, "measure a rank of this config (default: small)", required=False)
-    command.add_argument(
+def _add_common(
+    command: argparse.ArgumentParser, measured: Options, *, steps: int, seconds: float
+) -> None:
+    add_config(measured, "measure one rank of this config (default: a small model)", required=False)
+    limits = command.add_argument_group("how long, and how it is printed")
+    limits.add_argument(
         "--steps",
         type=int,
         default=steps,
         metavar="N",
-        help=f"measured steps of each contender at most (default {steps})",
+        help="largest number of measured steps per contender",
     )
-    command.add_argument(
+    limits.add_argument(
         "--seconds",
         type=float,
         default=seconds,
         metavar="S",
-        help=f"begin no further step after about this long (default {seconds:g})",
+        help="start no further step after about this time",
     )
-    command.add_argument(
-        "--threads", type=int, default=2, metavar="N", help="CPU threads (default 2)"
-    )
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+    limits.add_argument("--threads", type=int, default=2, metavar="N", help="number of CPU threads")
+    limits.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

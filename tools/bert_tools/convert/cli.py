@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.errors import one_line, typed
 from mlperf_bert.files import in_brief
 
@@ -16,27 +17,40 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `convert`."""
+    describe(
+        parser,
+        "Turn weights from Hugging Face or TensorFlow into a checkpoint that `train`, `pretrain` "
+        "and `evaluate` read, and print what happened to every tensor. The source is not changed.",
+        "mlperf_bert convert my_bert --from huggingface --out first_weights",
+    )
     parser.add_argument(
         "source",
         type=Path,
         metavar="SOURCE",
-        help="directory, or the prefix of a TensorFlow checkpoint",
+        help="directory with the weights, or the prefix of a TensorFlow checkpoint",
     )
     parser.add_argument(
-        "--from", dest="format", choices=("tensorflow", "huggingface"), required=True
+        "--from",
+        dest="format",
+        choices=("tensorflow", "huggingface"),
+        required=True,
+        help="program that wrote the weights",
     )
-    parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="directory to create"
+    )
     parser.add_argument(
         "--vocab",
         type=Path,
         metavar="FILE",
-        help="vocab.txt or tokenizer.json of these weights (default: the one beside them)",
+        help="vocab.txt or tokenizer.json of these weights (default: the one next to them)",
     )
     parser.add_argument(
         "--missing",
         choices=("refuse", "draw"),
         default="refuse",
-        help="for a head missing in the source: refuse (default), or draw it at random",
+        help="what to do if the source has no masked-word head: stop with an error, or draw the "
+        "head at random",
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import shadowed_packages
@@ -275,7 +276,15 @@ CHECKS: dict[str, Callable[[RunConfig | None], list[Finding]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `doctor`."""
-    add_config(parser, "of the run to come", required=False)
+    describe(
+        parser,
+        "Check processors, GPUs, memory, disk, packages, and an all-reduce between ranks. Print "
+        "one line per finding, with a remedy if something is wrong. The exit status is 1 if "
+        "training cannot run.",
+        "mlperf_bert doctor --config cpu_tiny",
+    )
+    text = "check what this config needs (default: what every run needs)"
+    add_config(parser, text, required=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bert_tools.huggingface.tokenizer import tokenizer_files, vocabulary_of
 from bert_tools.huggingface.weights import FAMILIES, rows_that_matter, stated_settings
+from mlperf_bert.arguments import describe
 from mlperf_bert.checkpoint.manifest import (
     ELSE,
     INITIALIZED_FROM,
@@ -37,12 +38,20 @@ _SPARE_BYTES = 16 * 2**20  # of tokenizer files
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `export`."""
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    parser.add_argument("--to", choices=("huggingface",), required=True)
-    parser.add_argument(
-        "--vocab", type=Path, metavar="FILE", help="default: in the checkpoint or above it"
+    describe(
+        parser,
+        "Write a checkpoint as a directory that Hugging Face transformers loads, with weights, "
+        "config and tokenizer. The weights stay the same bit for bit.",
+        "mlperf_bert export runs/two/run_0/checkpoints --to huggingface --out exported",
     )
+    text = "a checkpoint, or a directory of checkpoints, whose newest is used"
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help=text)
+    text = "directory to create"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
+    text = "program that should load it"
+    parser.add_argument("--to", choices=("huggingface",), required=True, help=text)
+    text = "vocab.txt or tokenizer.json of the model (default: in the checkpoint or above it)"
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

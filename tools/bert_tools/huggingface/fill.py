@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,13 +24,21 @@ MOST = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fill`."""
-    parser.add_argument("text", metavar="TEXT", help='such as "The [MASK] was trained on text."')
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--vocab", type=Path, metavar="FILE", help="default: beside the checkpoint or above it"
+    describe(
+        parser,
+        "Print the words that a checkpoint predicts for each [MASK] of a text, with their "
+        "probabilities, one per line.",
+        'mlperf_bert fill "The [MASK] sat." --checkpoint runs/two/run_0/checkpoints',
     )
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="words to show (5)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("text", metavar="TEXT", help="text with one or more [MASK]")
+    text = "a checkpoint, or a directory of checkpoints, whose newest is used"
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=text)
+    text = "vocab.txt or tokenizer.json of the model (default: next to the checkpoint or above it)"
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
+    text = "number of words to show for each [MASK]"
+    parser.add_argument("--top", type=int, default=5, metavar="N", help=text)
+    text = "device of the model"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
@@ -23,6 +24,13 @@ _HOW_TO_NAME = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `package`."""
+    describe(
+        parser,
+        "Copy results and code into a submission directory, check it with this project's checks "
+        "and MLCommons' checkers, and print the score of each system. If a check fails, the "
+        "directory is not created and the exit status is 1.",
+        "mlperf_bert package runs/mine --system cpu_2core_pytorch --out runs/submission",
+    )
     parser.add_argument(
         "results",
         type=Path,
@@ -54,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ruleset",
         action="append",
         choices=RULESETS,
-        help="check with this ruleset, and with several if the option is repeated "
-        f"(default: {', '.join(DEFAULT_RULESETS)})",
+        help=f"ruleset to check against, can be repeated (default: {', '.join(DEFAULT_RULESETS)})",
     )
 
 

@@ -8,20 +8,16 @@ from pathlib import Path
 from bert_tools.plan.cluster import machine
 from bert_tools.plan.entries import FILTER_HELP
 from bert_tools.plan.recipes import ACCELERATORS
+from mlperf_bert.arguments import add_command
 from mlperf_bert.config.files import add_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the questions, which are sub-commands of `plan`."""
-    questions = parser.add_subparsers(required=True, metavar="QUESTION")
-    for name, add, text in (
-        ("balance", _balance, "show how evenly a config distributes work over the ranks"),
-        ("buckets", add_config, "show the gradient buckets, and how early each can be sent"),
-        ("suggest", _suggest, "write a config for a job of any size"),
-        ("law", _law, "fit a law of time over accelerators to MLPerf results"),
-        ("cluster", _cluster, "simulate a training step and a run on any machine"),
-    ):
-        question = questions.add_parser(name, help=text)
+    parser.description = "Predict properties of a run before it starts. Nothing is trained."
+    questions = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, add, text, description, example in _QUESTIONS:
+        question = add_command(questions, name, text, description, f"mlperf_bert plan {example}")
         add(question)
         question.add_argument(
             "--json", action="store_true", help="print the answer as one JSON object"
@@ -40,31 +36,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _balance(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    text = "number of steps to plan for each row of the table (default: %(default)s)"
+    text = "number of steps to plan for each row"
     parser.add_argument("--draws", type=int, default=60, metavar="N", help=text)
-    text = (
-        "prepared set whose lengths are used, or its parent directory (default: the published "
-        "lengths of Wikipedia, at most 512 tokens)"
-    )
+    text = "a prepared set, or its parent (default: Wikipedia's lengths, up to 512 tokens)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=text)
 
 
 def _suggest(parser: argparse.ArgumentParser) -> None:
-    text = "number of nodes in the job"
+    text = "number of machines"
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help=text)
-    text = "number of GPUs per node, each with one rank"
+    text = "number of GPUs, and ranks, per machine"
     parser.add_argument("--gpus-per-node", type=int, required=True, metavar="N", help=text)
-    parser.add_argument(
-        "--accelerator",
-        choices=ACCELERATORS,
-        default="a100",
-        help="kind of GPU (default: %(default)s)",
-    )
+    text = "type of the GPUs"
+    parser.add_argument("--accelerator", choices=ACCELERATORS, default="a100", help=text)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE.toml",
-        help="new file to write the config to (default: a name with the size in runs/)",
+        help="new file for the config (default: in runs/, named by the size)",
     )
 
 
@@ -74,8 +63,8 @@ def _law(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="DIR",
-        help="directory with the MLPerf logs result_<n>.txt of each system in a directory of its "
-        "own (default: the published results of MLPerf BERT, v0.7 to v5.0)",
+        help="MLPerf logs, result_<n>.txt, in one directory per system (default: the published "
+        "results of MLPerf BERT, v0.7 to v5.0)",
     )
     parser.add_argument(
         "--filter", action="append", default=[], metavar="KEY=VALUE", help=FILTER_HELP
@@ -84,7 +73,51 @@ def _law(parser: argparse.ArgumentParser) -> None:
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    text = "kind of GPU (default: the one in the config's name, otherwise a100)"
+    text = "type of the GPUs (default: from the config's name, otherwise a100)"
     parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)
-    text = "line rate out of a node in one direction (default: that of the usual node)"
+    text = "bandwidth out of a machine in one direction (default: of the usual machine)"
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
+
+
+_QUESTIONS = (
+    (
+        "balance",
+        _balance,
+        "predict how evenly the ranks are loaded",
+        "Predict how evenly a config shares the tokens of a batch among its ranks, and compare it "
+        "with other samplers and policies. It reads the lengths of the examples only.",
+        "balance --config h100_8x8x48x1",
+    ),
+    (
+        "buckets",
+        add_config,
+        "list gradient buckets and when each can be sent",
+        "List the gradient buckets of a config's model, their sizes, and how early in the backward "
+        "pass each can be sent.",
+        "buckets --config h100_8x8x48x1",
+    ),
+    (
+        "suggest",
+        _suggest,
+        "write a config for a job of any size",
+        "Write a config for a job of any size, with hyper-parameters from published runs of the "
+        "nearest batch sizes, and print where each value comes from.",
+        "suggest --nodes 4 --gpus-per-node 8 --accelerator h100",
+    ),
+    (
+        "law",
+        _law,
+        "fit training time over the number of accelerators",
+        "Fit a power law of training time over the number of accelerators to published results, or "
+        "to your own MLPerf logs, and print it.",
+        "law --filter submitter=NVIDIA --filter division=closed",
+    ),
+    (
+        "cluster",
+        _cluster,
+        "simulate a training step and a run on a cluster",
+        "Simulate a training step of a config on a cluster, and predict the time to train. It "
+        "needs no GPU.",
+        "cluster --config dgxa100_128x8x4x1",
+    ),
+)

@@ -24,10 +24,10 @@ KEYS = (
     *("accelerators", "global_batch_size", "time_min", "samples"),
 )
 FILTER_HELP = (
-    "keep only entries that meet this condition, such as round=2.1, submitter=NVIDIA, "
-    "accelerator~A100 or accelerators>=64; may be repeated, and all conditions must be met. KEY is "
-    f"one of {', '.join(KEYS)}. Use = to compare (ignoring case), ~ to search for a text, and >= "
-    "or <= to compare numbers, including rounds"
+    "use only results that meet this condition, such as round=2.1, submitter=NVIDIA, "
+    "accelerator~A100 or accelerators>=64. Can be repeated, and then all conditions must hold. "
+    f"KEY is one of {', '.join(KEYS)}. = compares without case, ~ searches for text, and >= and <= "
+    "compare numbers, rounds included"
 )
 _CONDITION = re.compile(r"\s*([a-z_]+)\s*(>=|<=|=|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.huggingface.export import CARD
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, add_init_checkpoint, find_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import (
@@ -104,48 +105,48 @@ class Plan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `pretrain`."""
-    parser.add_argument("text", type=Path, metavar="TEXT", help="your text, a directory or a file")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        required=True,
-        help="directory to write data/, run/ and exported/ to",
+    describe(
+        parser,
+        "Train an encoder on your own text, measure it, and export it for Hugging Face "
+        "transformers. It chooses the model's size from the text and the machine, and writes data, "
+        "run and model below --out. The same command resumes an interrupted one.",
+        "mlperf_bert pretrain my_text --out my_model",
     )
-    default = "default: pretrain_gpu if there is a GPU, otherwise pretrain_cpu"
-    add_config(parser, f"TOML file, or name of a shipped one ({default})", required=False)
-    parser.add_argument(
-        "--architecture",
-        choices=("bert", "modern"),
-        help="architecture of the model, BERT or ModernBERT (default: bert)",
-    )
+    text = "a text file, or a directory of text files"
+    parser.add_argument("text", type=Path, metavar="TEXT", help=text)
+    text = "directory for data/, run/ and exported/"
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
+    model = parser.add_argument_group("the model")
+    text = "TOML file, or the name of a shipped config (default: pretrain_gpu if there is a GPU, "
+    add_config(model, text + "otherwise pretrain_cpu)", required=False)
+    text = "architecture of the encoder (default: bert)"
+    model.add_argument("--architecture", choices=("bert", "modern"), help=text)
+    add_init_checkpoint(model)
     add_text_options(parser)
-    add_init_checkpoint(parser)
-    data_help = "directory to write the prepared data to (default: data/ in --out)"
-    parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
-    only_help = "do a single step: choose the model, prepare the data, or measure and export it"
-    parser.add_argument("--only", choices=("choose", "prepare", "finish"), help=only_help)
+    steps = parser.add_argument_group("one step at a time")
+    text = "directory for the prepared data (default: OUT/data)"
+    steps.add_argument("--data", type=Path, metavar="DIR", help=text)
+    text = "do one step only: choose the model, prepare the data, or finish (measure and export)"
+    steps.add_argument("--only", choices=("choose", "prepare", "finish"), help=text)
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for reading a corpus and for its vocabulary."""
-    vocab_help = "existing vocab.txt or tokenizer.json to use (default: one is made from the text)"
-    parser.add_argument("--vocab", type=Path, metavar="FILE", help=vocab_help)
-    parser.add_argument(
+    """Add the options that say how the text is read, and the vocabulary."""
+    read = parser.add_argument_group("how the text is read")
+    text = "vocab.txt or tokenizer.json to use (default: make a vocabulary from the text)"
+    read.add_argument("--vocab", type=Path, metavar="FILE", help=text)
+    read.add_argument(
         "--documents",
         choices=("file", "empty-line"),
         help="where a document of plain text ends (default: file for 32 files or more, otherwise "
         "empty-line)",
     )
-    also_help = (
-        "also read files with this ending as plain text, such as .py (. for no ending); may be "
-        "repeated"
+    text = "also read plain text with this ending, such as .py, or . for none; can be repeated"
+    read.add_argument(
+        "--also", action="append", default=[], type=ending, metavar=".ENDING", help=text
     )
-    parser.add_argument(
-        "--also", action="append", default=[], type=ending, metavar=".ENDING", help=also_help
-    )
-    text_field_help = "name of the text in JSON lines and Parquet (default: text)"
-    parser.add_argument("--text-field", metavar="NAME", help=text_field_help)
+    text = "field with the text in JSON lines and Parquet (default: text)"
+    read.add_argument("--text-field", metavar="NAME", help=text)
 
 
 def ending(text: str) -> str:

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from bert_tools.pretrain.cli import SEED, add_text_options
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.sections import MAX_PREDICTIONS
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import usable_cpus
@@ -17,60 +18,35 @@ VOCAB_SIZE = 30_522
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `prepare --corpus`."""
-
-    def number(name: str, default: int, text: str) -> None:
-        parser.add_argument(name, type=int, default=default, metavar="N", help=text)
-
-    parser.add_argument(
-        "--corpus",
-        type=Path,
-        metavar="TEXT",
-        required=True,
-        help="your text, a directory or a file",
+    describe(
+        parser,
+        "Turn your own text into a prepared set that `train` reads, with a vocabulary and held-out "
+        "documents. `pretrain` does the same with sizes from a config, and then trains.",
+        "mlperf_bert prepare --corpus my_text --out my_data --max-seq-length 128",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        required=True,
-        help="directory to write train/, eval/ and vocab.txt to",
-    )
+    text = "a text file, or a directory of text files"
+    parser.add_argument("--corpus", type=Path, metavar="TEXT", required=True, help=text)
+    text = "directory for train/, eval/ and vocab.txt"
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
     add_text_options(parser)
-    parser.add_argument(
+    made = parser.add_argument_group("the examples")
+
+    def number(name: str, default: int | None, text: str) -> None:
+        made.add_argument(name, type=int, default=default, metavar="N", help=text)
+
+    made.add_argument(
         "--segments",
         choices=("pair", "single"),
         default="pair",
-        help="number of segments per example: pair for next-sentence prediction, or single for "
-        "masked LM only (default: %(default)s)",
+        help="pair: two segments for next-sentence prediction. single: one, for masked words only",
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help=f"number of tokens in the vocabulary to make (default: {VOCAB_SIZE:,})",
-    )
-    number(
-        "--max-seq-length",
-        MAX_SEQ_LENGTH,
-        "maximum number of tokens per example (default: %(default)s)",
-    )
-    number(
-        "--max-predictions",
-        MAX_PREDICTIONS,
-        "maximum number of masked positions per example (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--dupe-factor",
-        type=int,
-        metavar="N",
-        help=f"passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)",
-    )
-    number("--seed", SEED, "seed of the examples (default: %(default)s)")
-    number(
-        "--workers",
-        len(usable_cpus()),
-        "number of worker processes (default: one per core, %(default)s)",
-    )
+    number("--vocab-size", None, f"size of the vocabulary that is made (default: {VOCAB_SIZE:,})")
+    number("--max-seq-length", MAX_SEQ_LENGTH, "most tokens in an example")
+    number("--max-predictions", MAX_PREDICTIONS, "most masked positions in an example")
+    text = f"passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)"
+    number("--dupe-factor", None, text)
+    number("--seed", SEED, "seed of the examples")
+    number("--workers", len(usable_cpus()), "number of worker processes (default: one per core)")
 
 
 def run(args: argparse.Namespace) -> int:

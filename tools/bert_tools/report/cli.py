@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 
 from bert_tools.report.run import Run, find_runs, read_run
+from mlperf_bert.arguments import add_command
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.extras import require_packages
 from mlperf_bert.files import check_writable, make_directory, write_file
@@ -19,20 +20,32 @@ _NOT_SCALARS = ("step", "samples")  # positions, not measurements
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands of `report`."""
-    commands = parser.add_subparsers(required=True, metavar="KIND")
-    page = commands.add_parser("page", help="write a page to open in a browser")
+    parser.description = "Write the records of finished or running runs as a page or as scalars."
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    page = add_command(
+        commands,
+        "page",
+        "write a page to open in a browser",
+        "Write one HTML page with the curves, settings and measures of one run, or of several runs "
+        "side by side. It reads the runs' files and needs no network.",
+        "mlperf_bert report page runs/two --out report.html",
+    )
     page.set_defaults(make=_page)
-    tensorboard = commands.add_parser(
-        "tensorboard", help="write all metrics as TensorBoard scalars"
+    tensorboard = add_command(
+        commands,
+        "tensorboard",
+        "write all numbers as TensorBoard scalars",
+        "Write all numbers of one run as TensorBoard scalars.",
+        "mlperf_bert report tensorboard runs/two --out runs/two/tensorboard",
     )
     tensorboard.set_defaults(make=_tensorboard)
     text = "run directory, or one of its run_<i>, and several runs are compared side by side"
     page.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
     text = "run directory with a single run, or one of its run_<i>"
     tensorboard.add_argument("run_paths", type=Path, nargs=1, metavar="RUN", help=text)
-    text = f"file to write (default: {PAGE} in the run directory, or in runs/ for several)"
+    text = f"the page (default: {PAGE} in the run, or in runs/ for several)"
     page.add_argument("--out", type=Path, metavar="FILE", help=text)
-    text = "directory to write the event file to"
+    text = "directory for the event file"
     tensorboard.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
 
 

@@ -29,6 +29,7 @@ from bert_tools.report.run import (
     points_in,
     read_if_there,
 )
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import SignalPipe
@@ -116,9 +117,16 @@ class Snapshot:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `watch`."""
-    text = "run directory, of which the newest run is shown, or one of its run_<i>"
+    describe(
+        parser,
+        "Show progress, accuracy and remaining time of runs in the terminal, and refresh until all "
+        "have ended or Ctrl-C is pressed. It only reads the runs' files, so it can watch runs on "
+        "other machines over a shared file system.",
+        "mlperf_bert watch runs/two --once",
+    )
+    text = "run directory, whose newest run is shown, or its run_<i>"
     parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
-    text = "print the current state and exit (default: only if stdout is not a terminal)"
+    text = "print the state once and exit (default if stdout is not a terminal)"
     parser.add_argument("--once", action="store_true", help=text)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.squad.settings import FORMS, SquadSettings, add_settings, parse_engine, settings_of
+from mlperf_bert.arguments import add_command
 from mlperf_bert.errors import STOPPED, ConfigError, one_line, typed
 from mlperf_bert.extras import require_packages
 
@@ -16,37 +17,65 @@ if TYPE_CHECKING:
     from mlperf_bert.distributed.launch import RankInfo
 
 DEFAULT_ENGINES = "single,ddp:2,fsdp:2,pipeline:2"
+DEFAULT_OUT = Path("runs/squad-compare")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands."""
+    parser.description = (
+        "Fine-tune on SQuAD v2.0's questions, and compare ways to use several ranks."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    train = commands.add_parser("train", help="fine-tune on questions with one engine")
+    train = add_command(
+        commands,
+        "train",
+        "fine-tune on questions with one engine",
+        "Fine-tune a model on questions with one engine, and write its record, model and answers "
+        "to the run's directory. Without --train and --dev it uses a small set that is included.",
+        "mlperf_bert squad train --engine ddp:2 --epochs 1 --run-dir runs/questions",
+    )
     add_train(train)
     train.set_defaults(squad=_train)
-
-    text = "compare data parallel, sharded and pipelined training"
-    compare = commands.add_parser("compare", help=text)
-    text = f"{FORMS}; the others are compared with the first (default {DEFAULT_ENGINES})"
-    compare.add_argument("--engines", metavar="A,B,...", default=DEFAULT_ENGINES, help=text)
-    text = "run each engine with the seeds 1 .. N (default 3)"
-    compare.add_argument("--seeds", type=int, metavar="N", default=3, help=text)
-    text = "global batches to compare, instead of --global-batch; the first is M0 of the "
-    text += "statistical efficiency, and the learning rate grows with the square root of the batch"
-    compare.add_argument("--batches", metavar="A,B,...", help=text)
-    text = "directory of the comparison; an existing one is continued (default runs/squad-compare)"
-    default = Path("runs/squad-compare")
-    compare.add_argument("--out", type=Path, metavar="DIR", default=default, help=text)
-    text = "print one JSON object instead of the table"
-    compare.add_argument("--json", action="store_true", help=text)
-    add_settings(compare)
+    compare = add_command(
+        commands,
+        "compare",
+        "compare data-parallel, sharded and pipelined training",
+        "Fine-tune with several engines and seeds, and print a table of speed and accuracy. It "
+        "writes runs, a table and a picture to --out, and continues an interrupted comparison.",
+        "mlperf_bert squad compare --engines single,ddp:2 --seeds 1 --updates 20",
+    )
+    _add_compare(compare)
     compare.set_defaults(squad=_compare)
-
-    score = commands.add_parser("score", help="compute exact match and F1 of a file of answers")
-    text = 'JSON object of the id of every question and its answer, which is "" for no answer'
+    score = add_command(
+        commands,
+        "score",
+        "score a file of answers with exact match and F1",
+        "Print exact match and F1 of a file of answers as JSON, as SQuAD's own program does. It "
+        "needs no model.",
+        "mlperf_bert squad score --predictions runs/questions/predictions.json",
+    )
+    text = 'JSON file with the id of every question and its answer, "" for none'
     score.add_argument("--predictions", type=Path, metavar="FILE", required=True, help=text)
     add_settings(score, "dev")
     score.set_defaults(squad=_score)
+
+
+def _add_compare(compare: argparse.ArgumentParser) -> None:
+    compared = compare.add_argument_group("what is compared")
+    text = f"engines, of which the first is the baseline: {FORMS}"
+    compared.add_argument("--engines", metavar="A,B,...", default=DEFAULT_ENGINES, help=text)
+    text = "number of seeds for each engine, counted from 1"
+    compared.add_argument("--seeds", type=int, metavar="N", default=3, help=text)
+    text = (
+        "global batch sizes to sweep instead of --global-batch. The first is the reference of the "
+    )
+    text += "statistical efficiency, and the learning rate follows the square root of the batch"
+    compared.add_argument("--batches", metavar="A,B,...", help=text)
+    text = f"directory of the comparison, new or to be continued (default: {DEFAULT_OUT})"
+    compared.add_argument("--out", type=Path, metavar="DIR", default=DEFAULT_OUT, help=text)
+    text = "print one JSON object instead of the table"
+    compared.add_argument("--json", action="store_true", help=text)
+    add_settings(compare)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,15 +85,14 @@ def run(args: argparse.Namespace) -> int:
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Add the options of `squad train`."""
-    text = f"{FORMS} (default single)"
-    parser.add_argument("--engine", metavar="NAME", default="single", help=text)
-    parser.add_argument(
-        "--seed", type=int, metavar="N", default=1, help="seed of the run (default 1)"
-    )
-    text = "directory for the record and the model (default: runs/<utc>-squad)"
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help=text)
+    run = parser.add_argument_group("the run")
+    run.add_argument("--engine", metavar="NAME", default="single", help=f"engine: {FORMS}")
+    text = "seed of the weights and of the order of the questions"
+    run.add_argument("--seed", type=int, metavar="N", default=1, help=text)
+    text = "directory for record and model (default: runs/<utc>-squad)"
+    run.add_argument("--run-dir", type=Path, metavar="DIR", help=text)
     text = "write only the record, without model and answers, and print nothing"
-    parser.add_argument("--record-only", action="store_true", help=text)
+    run.add_argument("--record-only", action="store_true", help=text)
     add_settings(parser)
 
 

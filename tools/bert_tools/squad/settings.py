@@ -34,6 +34,14 @@ _NAME = re.compile(
     r"|pipeline:(?P<stages>[2-9]|[1-9]\d{1,3})(?:@(?P<schedule>gpipe|1f1b|interleaved|zero_bubble))?"
 )
 _SIZES = ("layers", "hidden", "heads")
+_GROUPS = {
+    "questions and weights": ("train", "dev", "vocab", "init_checkpoint"),
+    "the model": ("device", "precision", *_SIZES),
+    "the windows and updates": (
+        *("global_batch", "microbatches", "learning_rate", "max_length", "stride"),
+        *("epochs", "updates", "noise_every"),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,30 +95,33 @@ class SquadSettings:
 
     engine: EngineName
     seed: Annotated[int, Bounds(0, 2**31 - 1)] = 1
-    train: Annotated[Path, "questions to train on, in the JSON format of SQuAD v2.0"] = QUICK_TRAIN
-    dev: Annotated[Path, "questions to evaluate, in the same format"] = QUICK_DEV
+    train: Annotated[Path, "training questions in SQuAD v2.0's JSON"] = QUICK_TRAIN
+    dev: Annotated[Path, "questions to score, in SQuAD v2.0's JSON"] = QUICK_DEV
     vocab: Annotated[
         Path | None,
-        "vocab.txt of the model (default: the checkpoint's own; without a checkpoint, a vocabulary "
-        "is made from the questions)",
+        "vocab.txt or tokenizer.json (default: the checkpoint's, or one made from the questions)",
     ] = None
     init_checkpoint: Annotated[
-        Path | None, "checkpoint of train or convert with the first weights (default: random)"
+        Path | None, "checkpoint of `train` or `convert` to start from (default: random weights)"
     ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], "device to train on"] = "auto"
     precision: Annotated[SquadPrecision, "precision of matrix products"] = "fp32"
     layers: Annotated[int, Bounds(1, 1000), "layers of a model with random weights"] = 4
-    hidden: Annotated[int, Bounds(1, 2**16), "hidden size of a model with random weights"] = 64
+    hidden: Annotated[int, Bounds(1, 2**16), "width of a model with random weights"] = 64
     heads: Annotated[int, Bounds(1, 1024), "attention heads of a model with random weights"] = 2
     global_batch: Annotated[int, _COUNT, "windows per update, over all ranks"] = 16
-    microbatches: Annotated[int, _COUNT, "micro-batches per update, over all ranks"] = 4
-    learning_rate: Annotated[float, Bounds(0.0, 1e38), "learning rate after the warm-up"] = 5e-5
-    max_length: Annotated[int, _TOKENS, "tokens per window"] = 384
-    stride: Annotated[int, _TOKENS, "tokens between the starts of two windows"] = 128
+    microbatches: Annotated[int, _COUNT, "micro-batches per update"] = 4
+    learning_rate: Annotated[
+        float, Bounds(0.0, 1e38), "highest learning rate, after the warm-up"
+    ] = 5e-5
+    max_length: Annotated[int, _TOKENS, "length of a window in tokens"] = 384
+    stride: Annotated[int, _TOKENS, "tokens from the start of one window to the next"] = 128
     epochs: Annotated[float, Bounds(1e-6, 1e6), "passes over the windows"] = 2.0
     updates: Annotated[int | None, _COUNT, "number of updates, instead of --epochs"] = None
     noise_every: Annotated[
-        int, Bounds(0, 10**8), "measure the gradient noise every N updates; 0 for never"
+        int,
+        Bounds(0, 10**8),
+        "number of updates between measurements of gradient noise, or 0 for none",
     ] = 0
 
     def __post_init__(self) -> None:
@@ -181,7 +192,8 @@ DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SquadS
 
 
 def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> None:
-    """Add the options of the settings in `names`, or of all except engine and seed."""
+    """Add the options of all settings except engine and seed, or of some names."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for name, hint in typing.get_type_hints(SquadSettings, include_extras=True).items():
         if name in ("engine", "seed") or (names is not None and name not in names.split()):
             continue
@@ -192,12 +204,15 @@ def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> N
         elif Path in (kind, *get_args(kind)):
             is_directory = name == "init_checkpoint"
             shown = {"type": Path, "metavar": "DIR" if is_directory else "FILE"}
-            default = None if default is None else f"{default.name} of the included small set"
+            default = None if default is None else "a small set that is included"
         else:
             shown = {"type": float if kind is float else int, "metavar": "N"}
         if default is not None:
-            text += f" (default {default})"
-        parser.add_argument(option_name(name), help=text, **shown)
+            text += f" (default: {default})"
+        title = next(title for title, fields in _GROUPS.items() if name in fields)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(option_name(name), help=text, **shown)
 
 
 def settings_of(

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.errors import TARGET_MISSED, ConfigError, DataError, one_line, typed
 from mlperf_bert.extras import require_packages
@@ -18,37 +19,45 @@ _SHIPPED = Path(__file__).parent / "spaces"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tune`."""
-    add_config(parser, "TOML file to start from")
+    describe(
+        parser,
+        "Search hyper-parameters with many short trainings, and write the best config. The study "
+        "in --out can be interrupted and continued with the same command. It needs Optuna, which "
+        "`tools/venv.sh tune` installs.",
+        "mlperf_bert tune --config cpu_tiny --space around --data my_data --out study",
+    )
+    searched = parser.add_argument_group("what is searched")
+    add_config(searched, "config to start from: TOML file, or the name of a shipped config")
     shipped = ", ".join(sorted(path.stem for path in _SHIPPED.glob("*.toml")))
     for name, metavar, text in (
-        ("--space", "SPACE", f"TOML file of the settings to search, or a shipped space: {shipped}"),
+        ("--space", "SPACE", f"settings to search: TOML file, or one of {shipped}"),
         ("--data", "DIR", "directory with train/ and eval/"),
         ("--out", "DIR", "directory of the study; an existing study is continued"),
     ):
-        parser.add_argument(name, type=Path, required=True, metavar=metavar, help=text)
-    for name, default, text in (
-        ("--trials", 20, "number of trainings"),
-        ("--seed", 1, "seed of each training and of the search"),
-    ):
-        help_text = f"{text} (default {default})"
-        parser.add_argument(name, type=int, default=default, metavar="N", help=help_text)
-    parser.add_argument(
-        "--samples",
-        type=int,
-        metavar="N",
-        help="maximum samples of one training (default: the config's)",
-    )
-    parser.add_argument(
+        searched.add_argument(name, type=Path, required=True, metavar=metavar, help=text)
+    searched.add_argument(
         "--objective",
         choices=("samples", "time"),
         default="samples",
-        help="what to minimize: samples or seconds to target (default samples)",
+        help="what to minimize: samples or seconds until the target is reached",
     )
-    parser.add_argument(
+    trials = parser.add_argument_group("the trainings")
+    for name, default, text in (
+        ("--trials", 20, "number of trainings"),
+        ("--seed", 1, "seed of every training and of the search"),
+    ):
+        trials.add_argument(name, type=int, default=default, metavar="N", help=text)
+    trials.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="largest number of samples per training (default: the config's)",
+    )
+    trials.add_argument(
         "--trainer",
         metavar="COMMAND",
-        help="command that runs one training and accepts the options of train, such as "
-        "'srun mlperf_bert train' (default: train on this machine)",
+        help="command that trains and takes the options of `train`, such as 'srun mlperf_bert "
+        "train' (default: train on this machine)",
     )
 
 

@@ -47,33 +47,33 @@ _REMEDIES = {
 _SMALLER = "use a smaller batch or model"
 _LESS_MEMORY = {"prepare": "split the text, or use fewer workers"}
 DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
-# Name: module with `add_arguments` and `run`, and its line in --help. The submission works
-# without the package of the tools; commands that are not installed are not offered.
+# Each command's module, which has `add_arguments` and `run`, and its line in --help. The submission
+# works without the package of the tools. Commands that are not installed are not listed.
 COMMANDS = {
-    "train": ("mlperf_bert.cli.train", "train until the target accuracy"),
-    "pretrain": ("bert_tools.pretrain.cli", "your own text to a trained and exported encoder"),
-    "watch": ("bert_tools.report.watch", "how running jobs are doing, in the terminal"),
-    "evaluate": ("mlperf_bert.cli.evaluate", "accuracy of a checkpoint"),
-    "convert": ("bert_tools.convert.cli", "weights of other programs to a checkpoint"),
-    "export": ("bert_tools.huggingface.export", "a checkpoint to what other programs load"),
-    "fill": ("bert_tools.huggingface.fill", "words that a checkpoint predicts for [MASK]"),
-    "prepare": ("mlperf_bert.prepare.cli", "text to shards, sidecars and index"),
-    "verify": ("mlperf_bert.cli.verify", "check prepared data"),
+    "train": ("mlperf_bert.cli.train", "train until the model reaches its target accuracy"),
+    "pretrain": ("bert_tools.pretrain.cli", "train an encoder on your own text and export it"),
+    "watch": ("bert_tools.report.watch", "show how runs are doing, in the terminal"),
+    "evaluate": ("mlperf_bert.cli.evaluate", "measure a checkpoint's accuracy on held-out data"),
+    "convert": ("bert_tools.convert.cli", "turn another program's weights into a checkpoint"),
+    "export": ("bert_tools.huggingface.export", "write a checkpoint for Hugging Face transformers"),
+    "fill": ("bert_tools.huggingface.fill", "print the words a checkpoint predicts for [MASK]"),
+    "prepare": ("mlperf_bert.prepare.cli", "turn text into training data"),
+    "verify": ("mlperf_bert.cli.verify", "check that prepared data are complete and intact"),
     "network-test": (
         "mlperf_bert.cli.network_test",
-        "one all-reduce over the ranks: right, and how fast",
+        "check and time an all-reduce over all ranks",
     ),
-    "config": ("mlperf_bert.cli.config", "check a config, print it or one value"),
-    "bench": ("bert_tools.bench.cli", "measure this software on this machine"),
-    "plan": ("bert_tools.plan.cli", "answers before a run: balance, buckets, a config, time"),
-    "tune": ("bert_tools.tune.cli", "search hyper-parameters by many short trainings"),
-    "squad": ("bert_tools.squad.cli", "fine-tune on questions; engines side by side"),
-    "doctor": ("bert_tools.doctor.cli", "whether this machine, or these ranks, can train"),
-    "report": ("bert_tools.report.cli", "runs as a page, or as TensorBoard scalars"),
-    "package": ("bert_tools.package.cli", "a submission directory, checked, and its score"),
+    "config": ("mlperf_bert.cli.config", "list all settings, and check or print a config"),
+    "bench": ("bert_tools.bench.cli", "measure training speed on this machine"),
+    "plan": ("bert_tools.plan.cli", "predict balance, buckets and time before a run"),
+    "tune": ("bert_tools.tune.cli", "search hyper-parameters with many short runs"),
+    "squad": ("bert_tools.squad.cli", "fine-tune on SQuAD and compare training engines"),
+    "doctor": ("bert_tools.doctor.cli", "check that this machine can train"),
+    "report": ("bert_tools.report.cli", "write a report page or TensorBoard scalars of runs"),
+    "package": ("bert_tools.package.cli", "build, check and score an MLPerf submission"),
 }
 
-# An option that makes another module's command of it.
+# Options that select another module for a command.
 VARIANTS = {("prepare", "--corpus"): "bert_tools.pretrain.corpus"}
 
 
@@ -156,10 +156,11 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the one that `words` name."""
     parser = Parser(
         prog=PROGRAM,
-        description="BERT pre-training, MLPerf style",
-        epilog=f"{DEBUG} after any command shows the traceback of an error as well",
+        description="Pre-train BERT as an MLPerf benchmark, or on your own text. "
+        "`mlperf_bert COMMAND --help` explains a command and shows an example.",
+        epilog=f"Add {DEBUG} to any command to see the traceback of an error.",
     )
-    parser.add_argument("--version", action="store_true", help="print the versions and end")
+    parser.add_argument("--version", action="store_true", help="print the versions and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
     has_tools = importlib.util.find_spec("bert_tools") is not None

@@ -22,9 +22,21 @@ def describe(parser: argparse.ArgumentParser, description: str, *examples: str) 
     example is a whole command line that works.
     """
     parser.description = description
-    if examples:
-        title = "example:" if len(examples) == 1 else "examples:"
-        parser.epilog = "\n".join([title, *(f"  {example}" for example in examples)])
+    title = "example:" if len(examples) == 1 else "examples:"
+    parser.epilog = "\n".join([title, *(f"  {example}" for example in examples)])
+
+
+def add_command(
+    commands: "argparse._SubParsersAction[Any]",
+    name: str,
+    text: str,
+    description: str,
+    *examples: str,
+) -> argparse.ArgumentParser:
+    """Add a sub-command. `text` is its line in the list of commands. See `describe`."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    describe(command, description, *examples)
+    return command
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from mlperf_bert.arguments import add_command
 from mlperf_bert.config.files import (
     FILE_OR_NAME,
     SHIPPED,
@@ -18,28 +19,53 @@ from mlperf_bert.config.files import (
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
 
-# Characters that neither the shell (it splits and expands the line) nor sbatch's --export splits.
+_COMMANDS = (
+    (
+        "show",
+        "print a complete config, to start your own from",
+        "Check a config and print it with all settings, defaults included. The output is a config "
+        "file, so you can save it, edit it and train with it.",
+        "show cpu_tiny > my.toml",
+    ),
+    (
+        "get",
+        "print single values of a config",
+        "Print the values of some settings of a config, one per line.",
+        "get cpu_tiny optim.learning_rate parallel.global_batch_size",
+    ),
+    (
+        "slurm",
+        "print the options for sbatch that a config needs",
+        "Print sbatch's options for a job of the config's size, on one line.",
+        "slurm h100_8x8x48x1",
+    ),
+    (
+        "validate",
+        "check that a run can start with a config",
+        "Check that a run can start with this config, these data and these first weights. Print "
+        "nothing if it can. Otherwise exit with status 2 and an error.",
+        "validate cpu_tiny --data my_data",
+    ),
+)
+# Characters that the shell does not split or expand, and at which sbatch's --export does not split.
 _PLAIN = re.compile(r"[\w./@%+=:~-]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the questions, which are sub-commands of `config`."""
-    questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
-    for name, text in (
-        ("show", "check a config and print it complete"),
-        ("get", "print values, one per line"),
-        ("slurm", "print sbatch's options on one line"),
-        ("validate", "print nothing; refuse what a run may not begin with"),
-    ):
-        question = questions.add_parser(name, help=text)
-        question.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
+    """Add the sub-commands of `config`."""
+    parser.description = "List all settings, and check or print a config."
+    commands = parser.add_subparsers(dest="question", required=True, metavar="COMMAND")
+    for name, text, description, example in _COMMANDS:
+        command = add_command(commands, name, text, description, f"mlperf_bert config {example}")
+        command.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
         if name == "get":
-            question.add_argument("keys", nargs="+", metavar="SECTION.KEY", help="the values")
+            text = "settings to print, or derived values such as parallel.global_batch_size"
+            command.add_argument("keys", nargs="+", metavar="SECTION.KEY", help=text)
         if name == "validate":
             text = "directory with train/ and eval/"
-            question.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
-        add_set(question)
-        add_init_checkpoint(question)
+            command.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
+        add_set(command)
+        add_init_checkpoint(command)
 
 
 def run(args: argparse.Namespace) -> int:

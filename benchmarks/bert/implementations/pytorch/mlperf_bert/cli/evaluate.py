@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.errors import ConfigError, one_line, say
 
 if TYPE_CHECKING:
@@ -22,9 +23,29 @@ PROGRESS_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `evaluate`."""
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="prepared set, or its parent")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    describe(
+        parser,
+        "Measure the masked-word accuracy of a checkpoint on held-out data, and print it. It reads "
+        "the checkpoint and a prepared set, and writes no files. Under a launcher, the ranks share "
+        "the work.",
+        "mlperf_bert evaluate --checkpoint runs/two/run_0/checkpoints --data my_data",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a checkpoint, or a directory of checkpoints, whose newest is used",
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="a prepared set, or its parent"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device of every rank",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

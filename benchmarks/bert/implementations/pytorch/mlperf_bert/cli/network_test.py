@@ -4,6 +4,7 @@ import argparse
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, load_config
 
 if TYPE_CHECKING:
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `network-test`."""
+    describe(
+        parser,
+        "Run one all-reduce over all ranks, check that its sums are right, and print how fast it "
+        "was. It writes no files. Without a launcher it starts the ranks of one node itself.",
+        "mlperf_bert network-test --config cpu_tiny",
+    )
     add_config(parser)
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, add_init_checkpoint, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import write_status
@@ -25,31 +26,52 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `train`."""
-    add_config(parser)
-    parser.add_argument("--data", type=Path, required=True, help="directory with train/ and eval/")
-    parser.add_argument(
-        "--run-dir", type=Path, help="where results go (default: runs/<utc>-<config>)"
+    describe(
+        parser,
+        "Train until the model reaches the target accuracy of the config. It reads prepared data, "
+        "and writes metrics, an MLPerf log and checkpoints to the run's directory. Without a "
+        "launcher such as SLURM or torchrun it starts the ranks of one node itself.",
+        "mlperf_bert train --config cpu_tiny --data my_data --set run.max_steps=500",
     )
-    parser.add_argument("--run-index", type=int, default=0, help="number of the run in --run-dir")
-    add_init_checkpoint(parser)
-    parser.add_argument(
+    trained = parser.add_argument_group("what to train")
+    add_config(trained)
+    trained.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="directory with train/ and eval/"
+    )
+    add_init_checkpoint(trained)
+    results = parser.add_argument_group("where results go, and what to resume")
+    results.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory for the results (default: runs/<utc>-<config>)",
+    )
+    results.add_argument(
+        "--run-index", type=int, default=0, metavar="N", help="number of the run in --run-dir"
+    )
+    results.add_argument(
         "--resume",
         metavar="auto|none|DIR",
         default="none",
-        help="continue the interrupted run of --run-dir, or start from a checkpoint",
+        help="auto: resume the run in --run-dir, or start it if there is none. DIR: resume from "
+        "this checkpoint",
     )
-    parser.add_argument(
-        "--cache-cleared", action="store_true", help="log that the page cache was dropped before"
+    launched = parser.add_argument_group("for scripts that launch ranks")
+    launched.add_argument(
+        "--cache-cleared",
+        action="store_true",
+        help="write to the MLPerf log that the page cache was dropped before the run",
     )
-    parser.add_argument(
+    launched.add_argument(
         "--status-file",
         type=Path,
-        help="write status 3 or 75 there and leave with 0: launchers kill what is left of a rank "
-        "when another leaves with anything else",
+        metavar="FILE",
+        help="write status 3 or 75 to this file and exit with 0, because launchers kill the other "
+        "ranks when one exits with another status",
     )
-    # For run_and_time.sh and `pretrain`: how their run is continued, and how a new one is started.
-    parser.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)
-    parser.add_argument("--new-run-by", metavar="OPTIONS", help=argparse.SUPPRESS)
+    # run_and_time.sh and `pretrain` pass how their run is continued, and how a new one is started.
+    launched.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)
+    launched.add_argument("--new-run-by", metavar="OPTIONS", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:

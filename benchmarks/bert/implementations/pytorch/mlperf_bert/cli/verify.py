@@ -6,20 +6,27 @@ Heavy imports wait until the command runs.
 import argparse
 from pathlib import Path
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.machine import usable_cpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `verify`."""
+    describe(
+        parser,
+        "Check that prepared data are complete and intact, and print a report. It reads the sets "
+        "in a directory and writes nothing. The exit status is 2 if anything is wrong.",
+        "mlperf_bert verify my_data --full",
+    )
     parser.add_argument(
         "dir", type=Path, metavar="DIR", help="prepared set, or directory with train/ and eval/"
     )
-    parser.add_argument("--full", action="store_true", help="read every shard, and its samples")
+    parser.add_argument("--full", action="store_true", help="read all samples of every shard")
     parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="with --full: worker processes (default: the cores of this process)",
+        help="with --full: number of worker processes (default: one per core)",
     )
 
 

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import find_config, load_config
 from mlperf_bert.config.sections import MAX_PREDICTIONS
 from mlperf_bert.errors import ConfigError
@@ -22,49 +23,70 @@ DUPE_FACTOR = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `prepare`. One that is not given is None, so that `run` can tell."""
+    describe(
+        parser,
+        "Turn text, or examples from a published submission, into a prepared set that `train` "
+        "reads: shards, sidecars and a length index. An interrupted command can be repeated, and "
+        "keeps finished shards. For your own text, see `prepare --corpus TEXT --help`.",
+        "mlperf_bert prepare --embedded --config cpu_tiny --out my_data",
+        "mlperf_bert prepare --text part_*.txt --vocab vocab.txt --out my_data/train",
+        "mlperf_bert prepare --corpus my_text --out my_data",
+    )
+    _add_sources(parser)
+    _add_examples(parser)
+    embedded = parser.add_argument_group("with --embedded")
+    embedded.add_argument(
+        "--config", type=find_config, metavar="FILE", help="config of the run, which sets all sizes"
+    )
+    embedded.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        metavar="SECTION.KEY=VALUE",
+        help="override settings of the config",
+    )
+
+
+def _add_examples(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the output and for the examples that are made."""
 
     def number(name: str, text: str) -> None:
-        parser.add_argument(name, type=int, metavar="N", help=text)
+        made.add_argument(name, type=int, metavar="N", help=text)
 
-    parser.epilog = "your own text: see `prepare --corpus TEXT --help`"
-    _add_sources(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="directory to make")
-    parser.add_argument(
+    files = parser.add_argument_group("output and vocabulary")
+    files.add_argument("--out", type=Path, metavar="DIR", required=True, help="directory to create")
+    files.add_argument(
         "--vocab",
         type=Path,
         metavar="FILE",
         help="the model's vocab.txt, or a Hugging Face tokenizer.json",
     )
-    parser.add_argument(
+    text = "number of worker processes (default: one per core)"
+    files.add_argument("--workers", type=int, metavar="N", help=text)
+    made = parser.add_argument_group("the examples")
+    made.add_argument(
         "--segments",
         choices=("pair", "single"),
-        help="pair (default): two segments for next-sentence prediction; single: sequences of "
-        "whole sentences for masked LM alone",
+        help="pair: two segments for next-sentence prediction. single: sequences of whole "
+        "sentences, for masked words only (default: pair)",
     )
-    number("--max-seq-length", f"most tokens of an example (default {MAX_SEQ_LENGTH})")
-    number("--max-predictions", f"most masked positions of an example (default {MAX_PREDICTIONS})")
+    number("--max-seq-length", f"most tokens in an example (default: {MAX_SEQ_LENGTH})")
+    number("--max-predictions", f"most masked positions in an example (default: {MAX_PREDICTIONS})")
     number(
         "--dupe-factor",
-        f"passes over the text (default {DUPE_FACTOR}; with --segments single 1)",
+        f"passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)",
     )
-    number("--seed", f"seed of every text's random stream (default {SEED})")
-    number("--workers", "worker processes (default: the cores of this process)")
-    number("--pick-eval", "with --text: keep N examples, evenly out of all (10000)")
-    parser.add_argument(
+    number("--seed", f"seed of every text's random stream (default: {SEED})")
+    number(
+        "--pick-eval",
+        "with --text: keep N examples, evenly spaced (default: all; MLPerf has 10000)",
+    )
+    made.add_argument(
         "--split-sentences",
         action="store_true",
         default=None,
-        help="with --text: paragraphs, with an empty line between documents",
-    )
-    parser.add_argument(
-        "--config", type=find_config, metavar="FILE", help="with --embedded: the run's"
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        metavar="SECTION.KEY=VALUE",
-        help="with --embedded: change settings of the config",
+        help="with --text: the files have paragraphs instead of one sentence per line, with an "
+        "empty line between documents",
     )
 
 
@@ -73,21 +95,23 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
     `--corpus`, a user's own text, is a tool's (`__main__.VARIANTS`).
     """
-    source = parser.add_mutually_exclusive_group(required=True)
+    group = parser.add_argument_group("source, one of")
+    source = group.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 text files, one shard each"
+        "--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 text files, each for one shard"
     )
     source.add_argument(
         "--hdf5",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="HDF5 files of published submissions, one padded example a row, one shard each",
+        help="HDF5 files of published submissions with one padded example per row, each for one "
+        "shard",
     )
     source.add_argument(
         "--embedded",
         action="store_true",
-        help="make DIR/train and DIR/eval from the documentation of this Python",
+        help="the documentation of this Python, for DIR/train and DIR/eval",
     )
 
 
