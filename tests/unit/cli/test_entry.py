@@ -138,7 +138,7 @@ sys.argv[1:] = ["fill", "--checkpoint", "x", "a [MASK]"]
 @pytest.mark.parametrize(
     ("code", "number", "before", "said"),
     [
-        ("program._parser = lambda _: os.kill(os.getpid(), 1)", 1, "SIG_DFL", "SIGHUP"),
+        ("program.make_parser = lambda _: os.kill(os.getpid(), 1)", 1, "SIG_DFL", "SIGHUP"),
         (ASKED_TO_END, signal.SIGTERM, "SIG_DFL", "SIGTERM"),
         (ASKED_TO_END, signal.SIGUSR1, "SIG_DFL", "SIGUSR1"),
         (ASKED_TO_END, signal.SIGHUP, "SIG_DFL", "SIGHUP"),

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from mlperf_bert.__main__ import COMMANDS, _parser, main
+from mlperf_bert.__main__ import COMMANDS, main, make_parser
 from mlperf_bert.arguments import help_of
 
 
@@ -25,11 +25,11 @@ def leaves(parser, *names):
 ALL = {
     words: parser
     for command in COMMANDS
-    for words, parser in leaves(_parser([command]))
+    for words, parser in leaves(make_parser([command]))
     if words[0] == command
 }
 ALL["prepare", "--corpus", "TEXT"] = (
-    _parser(["prepare", "--corpus"])._actions[-1].choices["prepare"]
+    make_parser(["prepare", "--corpus"])._actions[-1].choices["prepare"]
 )
 MOST_WITHOUT_TITLES, MOST_IN_A_GROUP = 7, 8
 
@@ -68,7 +68,7 @@ def test_an_example_works(words):
     for example in examples:
         program, *typed = shlex.split(example.partition(" > ")[0])
         assert program == "mlperf_bert" and len(example) <= 80, example
-        args = _parser(typed).parse_args(typed)  # exits if it cannot be parsed
+        args = make_parser(typed).parse_args(typed)  # exits if it cannot be parsed
         assert callable(args.run)
     assert any(example.split()[1:][: len(words[:1])] == [words[0]] for example in examples)
 

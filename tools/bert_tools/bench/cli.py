@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="also measure transformers with torch.compile (default: yes)",
+        help="also measure transformers with torch.compile (default: %(default)s)",
     )
     compared.add_argument(
         "--by-layer",

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = [word for word in words if word != DEBUG]
         if asked[:1] in ([], ["--version"]):
             return _without_command(asked)
-        args = _parser(asked).parse_args(asked)
+        args = make_parser(asked).parse_args(asked)
         args.command_line = words
         set_code_caches()
         return int(args.run(args))
@@ -152,7 +152,7 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
     return None
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the one that `words` name."""
     parser = Parser(
         prog=PROGRAM,
@@ -184,7 +184,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 def _without_command(asked: Sequence[str]) -> int:
     """Print this package's version, its commit if known, and torch's; or else the help."""
     if not asked:
-        _parser(asked).print_help(sys.stderr)
+        make_parser(asked).print_help(sys.stderr)
         return MISTAKE
     commit = f" (commit {found})" if (found := git_commit()) else ""
     torch = importlib.metadata.version("torch")  # without importing torch

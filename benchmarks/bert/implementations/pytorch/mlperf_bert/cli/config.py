@@ -1,8 +1,11 @@
-"""The sub-command `config`: print a whole config, single values, or options for sbatch."""
+"""The sub-command `config`: list all settings, and check or print a config."""
 
 import argparse
 import re
+import shutil
 import subprocess
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mlperf_bert.arguments import add_command
@@ -15,10 +18,13 @@ from mlperf_bert.config.files import (
     config_value,
     find_config,
     load_config,
+    to_toml,
 )
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.settings import Setting, all_settings, sections, unknown_setting
 from mlperf_bert.errors import ConfigError
 
+_WIDTH = 80  # columns, if stdout is not a terminal
 _COMMANDS = (
     (
         "show",
@@ -55,6 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands of `config`."""
     parser.description = "List all settings, and check or print a config."
     commands = parser.add_subparsers(dest="question", required=True, metavar="COMMAND")
+    listed = add_command(
+        commands,
+        "list",
+        "list all settings with their defaults and meanings",
+        "List the settings of a config file and of --set, with default, allowed values and "
+        "meaning. Without a NAME it lists all of them.",
+        "mlperf_bert config list optim",
+        "mlperf_bert config list learning_rate",
+    )
+    text = "section or setting to list, such as optim or optim.learning_rate"
+    listed.add_argument("names", nargs="*", metavar="NAME", help=text)
     for name, text, description, example in _COMMANDS:
         command = add_command(commands, name, text, description, f"mlperf_bert config {example}")
         command.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
@@ -69,7 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the config and print the answer. Raises ConfigError."""
+    """Check the config and print what was asked for. Raises ConfigError."""
+    if args.question == "list":
+        print("\n".join(_listed(args.names)))
+        return 0
     config = load_config(args.config, args.set, args.init_checkpoint)
     if args.question == "validate":
         from mlperf_bert.checkpoint.first_weights import check_first_weights
@@ -84,13 +104,44 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def sbatch_options(config: RunConfig, path: Path) -> str:
-    """The options for `sbatch $(mlperf_bert config slurm FILE) run_and_time.sh`, on one line.
+def _listed(names: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of `config list` for the named sections and settings, or for all.
 
-    One task for each rank, and a second one for its reader with `data.loader = "mpi_readers"`. GPUs
-    are requested only if `run.device` needs them and SLURM counts GPUs here. A shipped config goes
-    by its name if the shell would split or expand its path. Raises ConfigError for another such
-    path.
+    Raises ConfigError, with similar names, for an unknown name.
+    """
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    indent = " " * 6
+    section = ""
+    for setting in _chosen(names):
+        if setting.section != section:
+            section = setting.section
+            yield f"[{section}]"
+        default = "(required)" if setting.is_required else to_toml(setting.default)
+        yield f"  {setting.field} = {default}"
+        for text in (setting.meaning, f"Allowed: {setting.allowed}"):
+            yield from textwrap.wrap(
+                text, max(width, 40), initial_indent=indent, subsequent_indent=indent
+            )
+
+
+def _chosen(names: Sequence[str]) -> list[Setting]:
+    """Return the settings whose section, field or whole name is in `names`, or all."""
+    settings = list(all_settings().values())
+    for name in names:
+        if not any(name in (each.section, each.field, each.name) for each in settings):
+            raise unknown_setting(name, "config list", tuple(sections()))
+    return [
+        each for each in settings if not names or {each.section, each.field, each.name} & {*names}
+    ]
+
+
+def sbatch_options(config: RunConfig, path: Path) -> str:
+    """Return sbatch's options on one line, for `sbatch $(... config slurm FILE) run_and_time.sh`.
+
+    They request one task per rank, and a second one for its reader if `data.loader` is
+    "mpi_readers". They request GPUs only if `run.device` needs them and SLURM counts GPUs here. A
+    shipped config is named instead of its path if the shell would split or expand the path. Raises
+    ConfigError for any other path of that kind.
     """
     file = str(path.absolute())
     if path.parent == SHIPPED and not _PLAIN.fullmatch(file):
@@ -99,7 +150,7 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
     if plain is None or plain.end() != len(file):
         bad = file[plain.end() if plain else 0]
         remedy = "move it to a path of letters, digits, / and . _ - + @ % = : ~"
-        raise ConfigError(file, f"has {bad!r} in its path, which sbatch would misread", remedy)
+        raise ConfigError(file, f"has {bad!r} in its path, which sbatch misreads", remedy)
     parallel = config.parallel
     options = [
         f"--job-name={path.stem}",
@@ -112,10 +163,10 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
 
 
 def slurm_counts_no_gpus() -> bool:
-    """True if SLURM answers and none of its nodes has a generic resource `gpu`.
+    """Return True if SLURM answers and none of its nodes has a generic resource `gpu`.
 
-    sbatch then refuses requests for GPUs, and a whole node comes with its GPUs. False without
-    SLURM.
+    sbatch then refuses requests for GPUs, but a job gets a node's GPUs with the node. Return False
+    if there is no SLURM.
     """
     command = ["sinfo", "--noheader", "--format=%G"]
     try:

@@ -154,7 +154,7 @@ def tables_to_toml(tables: Tables) -> str:
     lines = []
     for section, table in tables.items():
         lines.append(f"[{section}]")
-        lines += [f"{field} = {_to_toml(value)}" for field, value in table.items()]
+        lines += [f"{field} = {to_toml(value)}" for field, value in table.items()]
         lines.append("")
     return "\n".join(lines)
 
@@ -261,7 +261,8 @@ def check_file_name(path: Path, parallel: ParallelSection) -> None:
         raise ConfigError(str(path), problem, "rename the file or change [parallel]")
 
 
-def _to_toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
+    """Return one value as TOML."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # TOML has no surrogate pairs
     if isinstance(value, bool):

@@ -56,7 +56,7 @@ class Setting:
     @property
     def allowed(self) -> str:
         """The allowed values in words, as in "an integer from 1 to 256" or "'cpu' or 'cuda'"."""
-        within = f" {self.bounds}" if self.bounds else ""
+        within = f" {self.bounds}".replace(" at least", " of at least") if self.bounds else ""
         return or_list(
             [kind + within * (kind in ("an integer", "a number")) for kind in self._types]
         )
@@ -122,8 +122,8 @@ def find_setting(name: str, origin: str) -> Setting:
 
 def unknown_setting(name: str, origin: str, more: Sequence[str] = ()) -> ConfigError:
     """Return the error for an unknown name. It suggests similar settings, or names from `more`."""
-    section = name.partition(".")[0]
-    shown = section if section in sections() else ""
+    section, is_dotted, _ = name.partition(".")
+    shown = section if is_dotted and section in sections() else ""
     otherwise = f"see `{' '.join(['mlperf_bert config list', shown]).strip()}`"
     remedy = did_you_mean(name, [*all_settings(), *more], otherwise)
     return ConfigError(origin, f"unknown setting {in_brief(name)}", remedy)

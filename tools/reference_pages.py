@@ -1,0 +1,152 @@
+"""Print the generated parts of docs/reference: `python tools/reference_pages.py PART`.
+
+PART is `settings`, from the sections of a config, or `commands`, from the argument parsers.
+tools/docs_tables.py runs it and puts the output into the pages.
+"""
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Iterator
+
+from mlperf_bert.__main__ import COMMANDS, make_parser
+from mlperf_bert.arguments import help_of
+from mlperf_bert.config.files import SHIPPED, to_toml
+from mlperf_bert.config.settings import Setting, all_settings, sections
+
+MOST_NAMED = 2  # configs that are named in a cell, if there are not more
+OWN_TEXT = ("prepare", "--corpus")  # a source of `prepare` that has options of its own
+
+
+def main() -> int:
+    """Print one part as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("settings", "commands"), help="what to print")
+    make = settings if parser.parse_args().part == "settings" else commands
+    print("\n".join(make()))
+    return 0
+
+
+def settings() -> Iterator[str]:
+    """Yield a heading and a table of settings for every section."""
+    changed = _changed_by()
+    for section, kind in sections().items():
+        yield f"## [{section}]"
+        yield ""
+        yield (kind.__doc__ or "").partition("\n")[0]
+        yield ""
+        yield "| Setting | Default | Allowed | Meaning | Shipped configs that change it |"
+        yield "|---|---|---|---|---|"
+        for setting in all_settings().values():
+            if setting.section == section:
+                default = "**required**" if setting.is_required else _code(setting.default)
+                cells = [f"`{setting.field}`", default, setting.allowed, setting.meaning]
+                yield _row(*cells, _named(changed[setting.name], setting))
+        yield ""
+
+
+def _changed_by() -> dict[str, list[str]]:
+    """Return the names of the shipped configs that set each setting to another value."""
+    changed: dict[str, list[str]] = {name: [] for name in all_settings()}
+    for path in sorted(SHIPPED.glob("*.toml")):
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        for name, setting in all_settings().items():
+            value = tables.get(setting.section, {}).get(setting.field, setting.default)
+            if value != setting.default:
+                changed[name].append(path.stem)
+    return changed
+
+
+def _named(configs: list[str], setting: Setting) -> str:
+    if setting.is_required:
+        return "all"
+    if len(configs) <= MOST_NAMED:
+        return ", ".join(f"`{name}`" for name in configs) or "none"
+    return f"{len(configs)} of {len(list(SHIPPED.glob('*.toml')))}"
+
+
+def commands() -> Iterator[str]:
+    """Yield every command with its description, usage, options and example."""
+    for name in COMMANDS:
+        yield from _command(name, _choices(make_parser([name]))[name])
+        if name == OWN_TEXT[0]:
+            yield from _command(" ".join(OWN_TEXT), _choices(make_parser(OWN_TEXT))[name])
+
+
+def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the sub-commands of a parser by name."""
+    found = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
+
+
+def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the part of one command, and of its sub-commands."""
+    below = _choices(parser)
+    yield f"{'##' if name in COMMANDS else '###'} {name}"
+    yield ""
+    yield (parser.description or "").replace("[", "\\[")
+    yield ""
+    if not below:
+        yield from _details(parser)
+    for own, each in below.items():
+        yield from _command(f"{name} {own}", each)
+
+
+def _details(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield usage, options and examples of a command without sub-commands."""
+    yield from ("```text", _usage(parser), "```", "")
+    yield "| Argument | Meaning |"
+    yield "|---|---|"
+    has_titles = sum(bool(_shown(group)) for group in parser._action_groups) > 2
+    for group in parser._action_groups:
+        if (actions := _shown(group)) and group.title and has_titles:
+            yield _row(f"**{group.title}**", "")
+        for action in actions:
+            yield _row(f"`{_spelled(action)}`", help_of(action) % vars(action))
+    yield ""
+    examples = (parser.epilog or "").splitlines()[1:]
+    yield from ("```sh", *(line.strip() for line in examples), "```", "")
+
+
+def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    """Return the arguments of a group, apart from --help and those for scripts."""
+    return [
+        action
+        for action in group._group_actions
+        if action.help is not argparse.SUPPRESS and action.dest != "help"
+    ]
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """Return the command with its positional arguments and required options."""
+    words = [parser.prog]
+    for group in parser._mutually_exclusive_groups:
+        if group.required:
+            words.append(f"({' | '.join(_spelled(action) for action in group._group_actions)})")
+    positional = [action for action in parser._actions if not action.option_strings]
+    required = [each for each in parser._actions if each.option_strings and each.required]
+    words += [_spelled(action) for action in (*positional, *required)]
+    return " ".join([*words, "[OPTIONS]"])
+
+
+def _spelled(action: argparse.Action) -> str:
+    """Return an argument as it is typed, with its value."""
+    value = action.metavar
+    if action.choices is not None:
+        value = f"{{{','.join(map(str, action.choices))}}}"
+    several = {"+": "{0} [{0} ...]", "*": "[{0} ...]", "?": "[{0}]"}
+    shown = several.get(str(action.nargs), "{0}").format(value) if action.nargs != 0 else ""
+    return " ".join(filter(None, [", ".join(action.option_strings), shown]))
+
+
+def _code(value: object) -> str:
+    return f"`{to_toml(value)}`"
+
+
+def _row(*cells: str) -> str:
+    escaped = (cell.replace("|", "\\|").replace("<", "\\<") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
