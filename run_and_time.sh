@@ -6,29 +6,37 @@
 #SBATCH --time=04:00:00
 #SBATCH --open-mode=append
 #
-# Train BERT to its target accuracy and time it, NEXP times; every MLPerf log is checked.
+# Train BERT to its target accuracy and time it, NEXP times. Every MLPerf log is checked.
 #
 #   ./run_and_time.sh [-- --set section.key=value ...]                              one machine
-#   sbatch $(.venv/bin/mlperf_bert config slurm FILE) run_and_time.sh [-- ...]      a cluster
-#   mpiexec -n RANKS ./run_and_time.sh [-- ...]                                     once a rank
+#   sbatch $(.venv/bin/mlperf_bert config slurm FILE) run_and_time.sh [-- ...]      a SLURM cluster
+#   mpiexec -n RANKS ./run_and_time.sh [-- ...]                                     MPI, once per rank
 #   benchmarks/bert/implementations/pytorch/launch/docker.sh [-- ...]               a container
 #
-#   CONFIG   TOML file, or name of a shipped one    [cpu_tiny]
-#   DATADIR  prepared data: train/ and eval/        [the embedded corpus, made at first use]
-#   INIT_CHECKPOINT   weights to begin with, from `mlperf_bert convert`; the closed division wants them
-#                                                   [run.init_checkpoint of CONFIG, else drawn]
-#   STAGEDIR directory on a disk of each node of a SLURM job: before the first run every node copies DATADIR there
-#            by rsync, and the runs read the copy   [DATADIR is read where it is]
-#   LOGDIR   run directory, created                 [runs/<utc>-<config>; in a SLURM job runs/<job>-<config>]
-#   NEXP     number of runs                         [1]
-#   SEED     seed of the first run, then counted up [drawn from the system's random source]
-#   PYTHON   interpreter that has the package       [.venv/bin/python, made at first use]
-#   RESUME   auto: go on with what is in LOGDIR, or begin; a directory: go on from the checkpoint in it
-#                                                   [none: begin; auto in a job that SLURM has requeued]
-#   CONT     image for SLURM's pyxis, where ranks run; launch/slurm.sh has more   [on the node itself]
-#   CLEAR_CACHES   1: drops the page cache of every node before each run, 0: leaves it alone   [1 before runs of a
-#            submission (NEXP above 1, or the closed division), else 0]; CACHE_CLEARED=1: it was dropped already
-#   NETWORK_TEST=0 skips the all-reduce before the first run of a SLURM job
+# Settings such as the learning rate are in a config. To change one for this run, use --set:
+#
+#   ./run_and_time.sh -- --set optim.learning_rate=1e-3
+#   .venv/bin/mlperf_bert config list                      list all settings with their meanings
+#   .venv/bin/mlperf_bert config show cpu_tiny > my.toml   start a config of your own, for CONFIG=my.toml
+#
+# Environment variables, with defaults in brackets:
+#
+#   CONFIG   TOML file, or name of a shipped config                     [cpu_tiny]
+#   DATADIR  prepared data with train/ and eval/                        [a small corpus, made at first use]
+#   INIT_CHECKPOINT   weights to start from, made by `mlperf_bert convert`. The closed division requires them.
+#                                                                       [run.init_checkpoint of CONFIG, if set]
+#   STAGEDIR directory on a local disk of each node of a SLURM job. Every node copies DATADIR there with rsync
+#            before the first run, and the runs read the copy.          [DATADIR is read in place]
+#   LOGDIR   run directory to create                                    [runs/<utc>-<config>, or runs/<job>-<config>]
+#   NEXP     number of runs                                             [1]
+#   SEED     seed of the first run. Each further run adds 1.            [drawn at random]
+#   PYTHON   interpreter that has the package                           [.venv/bin/python, made at first use]
+#   RESUME   auto: resume the runs in LOGDIR, or start them. A directory: resume from the checkpoint in it.
+#                                                                       [none; auto in a requeued SLURM job]
+#   CONT     container image for SLURM's pyxis (see launch/slurm.sh)    [ranks run on the node itself]
+#   CLEAR_CACHES      1 drops the page cache of every node before each run, and 0 does not. Set CACHE_CLEARED=1 if you
+#            dropped it yourself.    [1 for a submission, which has NEXP above 1 or the closed division, otherwise 0]
+#   NETWORK_TEST      0 skips the all-reduce test before the first run of a SLURM job   [1]
 # shellcheck disable=SC2034,SC2154 # names shared with the parts in launch/
 set -euo pipefail
 
@@ -46,7 +54,7 @@ fail() { # message, [exit status]
 [ -d "$root/$launch" ] || fail "$root is not the tree; submit from the top of the tree"
 case ${1:---} in
 --) ;;
--h | --help) sed -n '/^# Train/,/^set /{/^#/s/^# \{0,1\}//p;}' "$root/run_and_time.sh" && exit ;;
+-h | --help) sed -n '/^# Train/,/^# shellcheck/{/^# shellcheck/!s/^# \{0,1\}//p;}' "$root/run_and_time.sh" && exit ;;
 *) fail "unknown argument '$1'; options for training go after --" ;;
 esac
 given= # the caller's variables, as the command that goes on with the runs names them again

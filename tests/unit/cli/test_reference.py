@@ -1,6 +1,7 @@
 """`config list` and the two generated reference pages are complete, and the pages are current."""
 
 import re
+import subprocess
 import sys
 
 import pytest
@@ -83,3 +84,21 @@ def test_what_config_show_prints_is_a_config_to_start_from(capsys, tmp_path):
         assert main(["config", "show", path.stem]) == 0
         (tmp_path / "my.toml").write_text(capsys.readouterr().out)
         assert load_config(tmp_path / "my.toml") == load_config(path)
+
+
+def test_the_scripts_help_says_where_settings_are():
+    done = subprocess.run(
+        [REPOSITORY / "run_and_time.sh", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("Train BERT") and "shellcheck" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    for command in re.findall(
+        r"bin/mlperf_bert (config (?:list|show).*?)(?: {2,}| > )", done.stdout
+    ):
+        assert main(command.split()) == 0
+    for words in (
+        "config list  ",
+        "config show cpu_tiny > my.toml",
+        "--set optim.learning_rate=1e-3",
+    ):
+        assert words in done.stdout
