@@ -91,7 +91,7 @@ def test_other_data_is_told_in_words_of_the_checkpoint(
         given = ("--checkpoint", small, "--data", synthetic_data)
         error = refusal(capsys, "evaluate", *given)
         assert f"--data: {section}.{setting} of the checkpoint is {smaller}, the data in" in error
-        assert f"give data that was prepared for {small}" in error
+        assert f"use data that was prepared for {small}" in error
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.longest)])

@@ -34,7 +34,7 @@ def test_packages_of_other_directories_are_found(module, tmp_path):
 def test_a_package_that_counts_before_ours_is_named(module, synthetic_data, tmp_path):
     done = run_cli("verify", synthetic_data, PYTHONPATH=path_with(module))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"PYTHONPATH: Python takes numpy of {module} (numpy 1.21" in done.stderr
+    assert f"PYTHONPATH: Python imports numpy from {module} (numpy 1.21" in done.stderr
 
 
 def test_a_fault_of_ours_is_not_blamed_on_it(module, monkeypatch):
@@ -42,7 +42,7 @@ def test_a_fault_of_ours_is_not_blamed_on_it(module, monkeypatch):
     assert (
         _in_one_line(ImportError("cannot import name 'x'", name="bert_tools.y"), ["plan"]) is None
     )
-    assert "numpy of" in _in_one_line(ImportError("no x", name="numpy.x"), ["plan"])
+    assert "numpy from" in _in_one_line(ImportError("no x", name="numpy.x"), ["plan"])
 
 
 def test_doctor_names_it(module):

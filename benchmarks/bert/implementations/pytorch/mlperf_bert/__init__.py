@@ -1,10 +1,10 @@
-"""BERT pre-training as an MLPerf benchmark; the repository's README.md gives an overview."""
+"""BERT pre-training as an MLPerf benchmark. The repository's README.md gives an overview."""
 
 import importlib.metadata
 
 
 def package_version() -> str:
-    """The installed version; "from source" if the package runs out of a tree."""
+    """Return the installed version, or "from source" if the package is not installed."""
     try:
         return importlib.metadata.version("mlperf-bert")
     except importlib.metadata.PackageNotFoundError:
@@ -12,7 +12,10 @@ def package_version() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the tree this package runs from, with `-dirty` if the tree was changed."""
+    """Return the commit of the checkout that this package runs from, or None if unknown.
+
+    `-dirty` is appended if the checkout has uncommitted changes.
+    """
     import subprocess
     from pathlib import Path
 

@@ -1,6 +1,6 @@
 """The command line: `mlperf_bert <command>`, the same as `python -P -m mlperf_bert <command>`.
 
-Only the module of the requested command is loaded; heavy imports wait until it runs.
+Only the module of the requested command is loaded, and heavy imports wait until the command runs.
 """
 
 import argparse
@@ -39,14 +39,14 @@ from mlperf_bert.errors import (
     say_error,
 )
 
-_MAKE_ROOM = "make room there, or write to another place"
+_MAKE_ROOM = "free some space there, or write to another disk"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _MAKE_ROOM),
-    errno.ENAMETOOLONG: "give a shorter path",
+    errno.ENAMETOOLONG: "use a shorter path",
 }
 _SMALLER = "use a smaller batch or model"
 _LESS_MEMORY = {"prepare": "split the text, or use fewer workers"}
-DEBUG = "--debug"  # removed before parsing, so it may stand anywhere
+DEBUG = "--debug"  # removed before parsing, so that it works in any position
 # Each command's module, which has `add_arguments` and `run`, and its line in --help. The submission
 # works without the package of the tools. Commands that are not installed are not listed.
 COMMANDS = {
@@ -80,26 +80,30 @@ VARIANTS = {("prepare", "--corpus"): "bert_tools.pretrain.corpus"}
 def entry() -> NoReturn:
     """Run the command of the command line and exit with its status."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a locale of one byte lacks most characters
+        if isinstance(stream, io.TextIOWrapper):  # one-byte locales lack most characters
             stream.reconfigure(errors="backslashreplace")
     try:
         keep_this_directory_from_children()
         end_with_script()
         with EndingInOrder():
             status = main()
-    except SystemExit as leaving:  # argparse has printed why
+    except SystemExit as leaving:  # the parser has printed the reason
         status = leaving.code if isinstance(leaving.code, int) else FAULT
     except BrokenPipeError:  # a reader such as `head` has closed the pipe
         status = NOBODY_READS
-    except Exception:  # a bug of ours, shown here because ranks exit in `_leave`
+    except Exception:  # a bug, printed here because ranks exit in `_leave`
         status = FAULT
         with suppress(OSError):
-            sys.stderr.write(traceback.format_exc())  # one write: several ranks may fail at once
+            # One write, so that the tracebacks of several ranks do not mix.
+            sys.stderr.write(traceback.format_exc())
     _leave(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake or a full disk gives one line on stderr and status 2."""
+    """Run one command and return its exit status.
+
+    A user's mistake or a full disk is reported in one line on stderr, with status 2.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         asked = [word for word in words if word != DEBUG]
@@ -129,20 +133,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
-    """What a user can do about an error of the machine; None if it is a fault of ours."""
+    """Return a line on an error that the user can fix, or None if the program is at fault."""
     if isinstance(error, OSError) and (remedy := _REMEDIES.get(error.errno or 0)):
         where = one_line(str(error.filename or "stdout or a file"))
         return f"{where}: {error.strerror}; {remedy}"
     if isinstance(error, ImportError):
         from mlperf_bert.distributed.launch import shadowed_packages
 
-        # Where the error arose, or what could not be imported, is in a package of theirs.
+        # The error came from a package on PYTHONPATH, or from an import of such a package.
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         for directory, name in shadowed_packages():
             within = tuple(f"{os.path.join(directory, name)}{end}" for end in (os.sep, ".py"))
             is_theirs = (error.name or "").partition(".")[0] == name
             if is_theirs or any(file.startswith(within) for file in files[-3:]):
-                problem = f"Python takes {name} of {directory} ({one_line(str(error))})"
+                problem = f"Python imports {name} from {directory} ({one_line(str(error))})"
                 return f"PYTHONPATH: {problem}; unset it"
         return None
     if is_out_of_memory(error):
@@ -153,7 +157,7 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of all commands, with the arguments of the one that `words` name."""
+    """Return the parser of all commands, with the arguments of the command in `words`."""
     parser = Parser(
         prog=PROGRAM,
         description="Pre-train BERT as an MLPerf benchmark, or on your own text. "
@@ -174,7 +178,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if name == asked:
             if not is_there:
                 remedy = "run it in a checkout of the whole repository"
-                raise ConfigError(name, "is one of the tools, which are not installed", remedy)
+                raise ConfigError(name, "this command is not installed", remedy)
             module = importlib.import_module(module_name)
             module.add_arguments(command)
             command.set_defaults(run=module.run)
@@ -182,7 +186,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _without_command(asked: Sequence[str]) -> int:
-    """Print this package's version, its commit if known, and torch's; or else the help."""
+    """Print the help, or for `--version` the versions and the commit, if known."""
     if not asked:
         make_parser(asked).print_help(sys.stderr)
         return MISTAKE
@@ -193,29 +197,29 @@ def _without_command(asked: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process with `status`, or with the status of a failed write to stdout.
+    """Exit with `status`, or with the status of a failed write to stdout.
 
-    A rank's status tells how it trained. Other commands exist for their output, so a failed write
-    counts.
+    The status of a rank says how its training ended, so a failed write does not change it. Other
+    commands exist for their output.
     """
     is_rank = "mlperf_bert.distributed.session" in sys.modules
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the beginning
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed from the start
         try:
             stream.flush()
         except OSError as error:
-            # Otherwise the interpreter tries again at its end and exits with 120.
+            # Otherwise the interpreter tries to flush again when it ends, and exits with 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if stream is sys.stderr or status == MISTAKE or "train" in sys.argv[1:3]:
                 continue
             if not isinstance(error, BrokenPipeError):
-                say_error(f"stdout: {error.strerror}; write to another place")
+                say_error(f"stdout: {error.strerror}; write to another file or disk")
                 status = MISTAKE
             elif not is_rank:
                 status = NOBODY_READS
     if is_rank:
-        # DistributedDataParallel keeps its process group, and with it gloo's threads, to the very
-        # end (torch 2.13), where taking them down can abort: seen once in a test run; and after an
-        # error NCCL's are still up.
+        # DistributedDataParallel keeps its process group and gloo's threads until the interpreter
+        # ends (torch 2.13), and stopping them there once aborted a test run. After an error NCCL's
+        # threads still run too.
         remove_temporary()
         os._exit(status)
     sys.exit(status)

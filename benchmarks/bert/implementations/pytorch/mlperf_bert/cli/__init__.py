@@ -1,1 +1,1 @@
-"""Sub-commands of the submission: each turns its arguments into calls."""
+"""The sub-commands of the submission."""

@@ -1,4 +1,4 @@
-"""The sub-command `evaluate`: held-out accuracy of any checkpoint, on any number of ranks."""
+"""The sub-command `evaluate`: measure a checkpoint's held-out accuracy on one or more ranks."""
 
 import argparse
 import json
@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; rank 0 prints the result on stdout and the progress on stderr.
+    """Evaluate, and let rank 0 print the result on stdout and the progress on stderr.
 
-    Every rank that a launcher started takes a part of the set.
+    The ranks that a launcher started share the set.
     """
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.step.eager import weights_dtype
 
     config = read_config(args.checkpoint)
-    # The attention policy changes no result, and the one used in training may not run here.
+    # The attention policy does not change the result, and the one used in training may not run on
+    # this machine.
     config = replace(config, model=replace(config.model, attention="auto"))
     held_out = args.data / "eval"
     eval_dir = held_out if held_out.is_dir() else args.data
@@ -103,30 +104,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":
-    """Open the set. A ConfigError names the checkpoint, since there is no config to mend."""
+    """Open the set. A ConfigError names the checkpoint, because the user passed no config."""
     from mlperf_bert.data.set_checks import open_index
 
     try:
         return open_index(eval_dir, config)
     except ConfigError as error:
         name, problem, _ = error.args
-        remedy = f"give data that was prepared for {checkpoint}"
+        remedy = f"use data that was prepared for {checkpoint}"
         raise ConfigError("--data", f"{name} of the checkpoint {problem}", remedy) from None
 
 
 def progress() -> Callable[[int, int], None]:
     """Return a callback that prints every few seconds how many batches are done."""
-    begun = said = time.monotonic()
+    begun = last_line = time.monotonic()
 
-    def tell(done: int, of: int) -> None:
-        nonlocal said
+    def report(done: int, total: int) -> None:
+        nonlocal last_line
         now = time.monotonic()
-        if now - said >= PROGRESS_S:
-            said = now
-            left = (now - begun) / done * (of - done)
-            say(f"{done:,} of {of:,} batches evaluated, about {left:,.0f} s left")
+        if now - last_line >= PROGRESS_S:
+            last_line = now
+            left = (now - begun) / done * (total - done)
+            say(f"{done:,} of {total:,} batches evaluated, about {left:,.0f} s left")
 
-    return tell
+    return report
 
 
 def _in_words(result: dict[str, Any]) -> str:
@@ -137,7 +138,5 @@ def _in_words(result: dict[str, Any]) -> str:
     ]
     origin = result["origin"] or {}
     if "drawn" in origin:
-        lines.append(
-            f"its {one_line(origin['drawn'])} came with no weights and was drawn at random"
-        )
+        lines.append(f"note: its {one_line(origin['drawn'])} was drawn at random, not trained")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The sub-command `network-test`: one all-reduce over the ranks, exactly right, and its rate."""
+"""The sub-command `network-test`: check and time one all-reduce over the ranks."""
 
 import argparse
 from datetime import timedelta
@@ -25,10 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print on rank 0 what was found; return 0.
+    """Run the test, print the result on rank 0, and return 0.
 
-    Without a launcher it starts one node's ranks of the config. Raises ConfigError for a config
-    that cannot work, UserError for wrong sums, LostRanksError if ranks do not reach each other.
+    Without a launcher it starts the ranks of one node.
+
+    Raises:
+        ConfigError: the config cannot work.
+        UserError: the sums are wrong.
+        LostRanksError: ranks cannot reach each other.
     """
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import in_session, measure_sums
@@ -46,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"all-reduce: {found}", flush=True)
         return 0
 
-    # Half of the processes of `mpi_readers` use no GPU in training.
+    # With `mpi_readers`, half of the processes do not use a GPU in training.
     share = "allow" if config.data.loader == "mpi_readers" else parallel.share_gpu
     patience = timedelta(seconds=config.run.hang_timeout_s)
     with SignalWatch(None, speaks=False):

@@ -1,4 +1,4 @@
-"""The sub-command `train`: its options, and the choice to start ranks, a rank or a reader."""
+"""The sub-command `train`: its options, and whether to start ranks, or be a rank or a reader."""
 
 import argparse
 import secrets
@@ -75,14 +75,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; 0 at the target or the end of a run without one, 3 if missed, 75 after a signal."""
+    """Train and return the exit status.
+
+    The status is 0 at the target or at the end of a run without a target, 3 if the target was
+    missed, and 75 after a signal.
+    """
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.distributed.launch import read_rank_info, shadowed_packages
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock
 
     if args.run_index < 0:
-        raise ConfigError("--run-index", f"is {args.run_index}", "count from 0")
+        raise ConfigError("--run-index", f"must be at least 0, not {args.run_index}", "")
     config = load_config(args.config, args.set, args.init_checkpoint)
     if config.data.loader == "mpi_readers":
         return _train_with_readers(args, config)
@@ -92,9 +96,10 @@ def run(args: argparse.Namespace) -> int:
         require_packages("data.loader", "dali", "nvidia.dali")  # before ranks, which must not ask
     if info.rank == 0 and info.launcher != "local":
         for directory, name in shadowed_packages():
-            say(f"warning: PYTHONPATH has its own {name} in {directory}, which counts before ours")
+            problem = f"{directory} has another {name}, which Python imports instead"
+            say(f"warning: PYTHONPATH: {problem}; unset it")
     if is_single and args.resume == "none":
-        check_first_weights(config, args.data)  # before torch is loaded
+        check_first_weights(config, args.data)  # now, because loading torch takes long
     if is_single and parallel.nodes == 1 < parallel.ranks_per_node:
         if args.resume == "auto":
             _check_run_dir(args)
@@ -124,27 +129,28 @@ def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
 def _train_as_rank(
     args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
 ) -> int:
-    """Train; only rank 0 owns the run's directory."""
+    """Train as one rank. Only rank 0 owns the run's directory."""
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.run.lock import RunLock
 
     info = process.role.info if process else read_rank_info()
-    root = args.run_dir or _default_root(args.config)  # holds the time: rank 0's counts
-    is_owner = info.rank == 0 and info.launcher != "local"  # there who started the ranks is
+    root = args.run_dir or _default_root(args.config)  # has the time, so rank 0's name is used
+    # Ranks that this program started leave the directory to the process that started them.
+    is_owner = info.rank == 0 and info.launcher != "local"
     with RunLock(root if is_owner else None, f"run_{args.run_index}") as lock:
         return _train_in(root, lock, info, args, config, process)
 
 
 def _default_root(config_path: Path) -> Path:
-    """`runs/<utc>-<config>` below the current directory."""
+    """Return `runs/<utc>-<config>`, relative to the current directory."""
     utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return Path("runs") / f"{utc}-{config_path.stem}"
 
 
 def _check_run_dir(args: argparse.Namespace) -> None:
     if args.run_dir is None:
-        remedy = "give the directory of the run to go on with"
-        raise ConfigError("--run-dir", "is missing, and --resume auto needs it", remedy)
+        remedy = "pass the directory of the run to resume"
+        raise ConfigError("--run-dir", "is missing, but --resume auto needs it", remedy)
 
 
 def _train_in(
@@ -159,7 +165,7 @@ def _train_in(
     from mlperf_bert.run.console import ProgressLines
 
     whereabouts = Whereabouts()
-    # Before torch is loaded, which takes long from a cold disk.
+    # Progress starts before torch is loaded, because that takes long from a cold disk.
     shown = ProgressLines(stderr=False, speaks=own_info.rank == 0)
     shown.never_silent(lambda: whereabouts.in_words)
 
@@ -229,7 +235,7 @@ def _agree_on_start(
     info: "RankInfo",
     lock: "RunLock",
 ) -> "Start":
-    """The run's start as rank 0 finds it, which looks only after it owns the directory."""
+    """Return how the run starts, as rank 0 found it after it locked the directory."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
     from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
@@ -247,13 +253,13 @@ def _agree_on_start(
         if ended is None and found[0].checkpoint is None:
             check_first_weights(config, args.data)
         if ended is not None:
-            if not is_there(directory.outcome):  # killed right after its last checkpoint
+            if not is_there(directory.outcome):  # it was killed right after its last checkpoint
                 write_file(directory.outcome, ended.to_json())
             line = f"run {directory.index} of {directory.root} ended before, "
             line += f"after {ended.steps:,} steps"
             if found[0].step < ended.steps:
-                line += "; weights of its end were not saved, "
-                line += "--resume CHECKPOINT makes them in a new run"
+                line += ". Its final weights were not saved. To get them, resume from a checkpoint "
+                line += "in a new run: --resume CHECKPOINT"
             print(line, flush=True)
 
     on_rank_zero(info, find)
@@ -263,7 +269,7 @@ def _agree_on_start(
 def _leave(
     args: argparse.Namespace, info: "RankInfo", reached: bool, stopped_by: str | None
 ) -> int:
-    """The exit status of this rank: the run's, or 0 if a file was asked to hold that."""
+    """Return the exit status of this rank, or 0 if the status goes to --status-file."""
     missed = STOPPED if stopped_by else TARGET_MISSED
     status = 0 if reached else missed
     if args.status_file is None:

@@ -1,1 +1,1 @@
-"""The run config: frozen sections, TOML files, overrides and rules."""
+"""The config of a run: its sections, TOML files, overrides and rules."""
