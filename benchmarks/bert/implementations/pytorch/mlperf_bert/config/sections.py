@@ -34,7 +34,7 @@ OptimImplementation = Literal["ours", "apex"]
 ClipPolicy = Literal["none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce"]
 # Clip policies whose result does not depend on which rank has which samples.
 CLIPPED_TOGETHER = frozenset(("none", "after_allreduce"))
-# Samplers of the fastest published runs (arXiv 2402.02447).
+# Samplers of the published 1,024-GPU runs (arXiv 2402.02447).
 PUBLISHED_STRATA = frozenset(("stratified_6_3_2_5", "stratified_4_2_2_4"))
 MAX_PREDICTIONS = 76  # masked positions per sample, as in MLPerf's data
 # Settings that only ModernBERT's layers use.
@@ -285,7 +285,7 @@ class DataSection(_Section):
     sampler: Annotated[
         SamplerName,
         "How batches are drawn. 'uniform' shuffles all examples. 'quantile' gives every batch the "
-        "same mix of lengths. The others are those of the fastest published runs.",
+        "same mix of lengths. The others are those of the published 1,024-GPU runs.",
     ] = "uniform"
     skip_samples: Annotated[
         int,
