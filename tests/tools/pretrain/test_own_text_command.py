@@ -120,7 +120,7 @@ def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
         assert problem in refusal(capsys, "pretrain", text, "--out", place)
     with pytest.raises(SystemExit, match="2"):
         main(["pretrain", str(text), *out, "--documents", "files"])
-    assert "argument --documents: invalid" in capsys.readouterr().err
+    assert "--documents must be 'file' or 'empty-line', not 'files'" in capsys.readouterr().err
     assert not (text / "out").exists()
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     for name, value in (("SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_SIZE", 2)):

@@ -232,7 +232,7 @@ def _check_captured(config: RunConfig) -> None:
 
 
 def _check_sizes(config: RunConfig) -> None:
-    """Raise ConfigError for numbers that are within their bounds but multiply to too much."""
+    """Raise ConfigError for numbers within their bounds whose product is too large."""
     parallel, data = config.parallel, config.data
     batch, local = parallel.global_batch_size, parallel.local_batch_size
     sizes = (
