@@ -80,7 +80,7 @@ def test_every_option_is_explained_and_long_lists_have_titles(words):
         assert text and not text.endswith("."), name
         assert not text[0].isupper() or text[1].isupper() or text.startswith("SQuAD"), (name, text)
         if option.option_strings and option.default not in (None, False, [], argparse.SUPPRESS):
-            assert "default" in text, name
+            assert "default: " in text, name
     groups = [group._group_actions for group in ALL[words]._action_groups]
     assert max(len(group) for group in groups) <= MOST_IN_A_GROUP
     if len(options_of(ALL[words])) > MOST_WITHOUT_TITLES:

@@ -114,7 +114,7 @@ def help_of(action: argparse.Action) -> str:
     text, default = action.help or "", action.default
     is_shown = default is not argparse.SUPPRESS and isinstance(default, int | float | str)
     if action.option_strings and is_shown and not isinstance(default, bool):
-        return text if "default" in text else f"{text} (default: %(default)s)"
+        return text if "default:" in text else f"{text} (default: %(default)s)"
     return text
 
 
