@@ -63,6 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compile each layer of transformers separately, which takes less time",
     )
+    _add_train(commands)
+    optimizer = add_command(
+        commands,
+        "optimizer",
+        "compare this optimizer update with PyTorch's",
+        "Measure one update of all weights by this project's optimizer, by a loop over tensors and "
+        "by PyTorch's fused optimizer, and print the times. The model is BERT-base unless a config "
+        "is given.",
+        "mlperf_bert bench optimizer --steps 3",
+    )
+    _add_common(optimizer, optimizer, steps=12, seconds=300.0)
+
+
+def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
     train = add_command(
         commands,
         "train",
@@ -91,16 +105,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --profile: write torch's trace of one step to this .json.gz file for Perfetto",
     )
-    optimizer = add_command(
-        commands,
-        "optimizer",
-        "compare this optimizer update with PyTorch's",
-        "Measure one update of all weights by this project's optimizer, by a loop over tensors and "
-        "by PyTorch's fused optimizer, and print the times. The model is BERT-base unless a config "
-        "is given.",
-        "mlperf_bert bench optimizer --steps 3",
-    )
-    _add_common(optimizer, optimizer, steps=12, seconds=300.0)
 
 
 def _add_common(
