@@ -22,7 +22,7 @@ def test_what_cannot_be(measurement):
     ):
         with pytest.raises(ConfigError, match=message):
             bench(measurement, settings=(setting,))
-    with pytest.raises(ConfigError, match="--peak-seconds: must be from .*, not 0"):
+    with pytest.raises(ConfigError, match=r"--peak-seconds: must be from .*, not 0"):
         bench("train", "--peak-seconds", 0)
 
 
