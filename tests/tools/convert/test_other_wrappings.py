@@ -130,5 +130,5 @@ def test_a_list_for_sentencepiece_is_refused(tmp_path):
     pieces = [f"\u2581w{number}" for number in range(40)]
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]) + "\n")
-    with pytest.raises(DataError, match=r"SentencePiece \(40 of its tokens .*; give the tokenizer"):
+    with pytest.raises(DataError, match=r"SentencePiece vocabulary \(40 of .*; pass the tokenizer"):
         load_vocabulary(path)

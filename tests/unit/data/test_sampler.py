@@ -164,8 +164,8 @@ def test_left_overs_in_words():
     # Mean lengths are 1 to 4: (6 + 6 + 6 + 20) / 16, and of the data (30 + 40 + 21 + 72) / 75.
     assert sampler.in_words() == (
         "the sampler draws 2.38 tokens per sample on average, +9.3% compared with 2.17 in the "
-        "data. A pass of 3 steps leaves samples for the next pass: "
-        "12 of 0-0, 11 of 1-1, 1 of 2-2, 3 of 3-3 tokens"
+        "data. A pass of 3 steps leaves samples that the next pass draws first "
+        "(12 of 0-0, 11 of 1-1, 1 of 2-2, 3 of 3-3 tokens)"
     )
 
 

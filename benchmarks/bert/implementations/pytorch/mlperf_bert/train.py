@@ -67,7 +67,7 @@ from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.step.eager import EagerStep
 from mlperf_bert.step.replay import finish_queued_work
 
-MAX_SKIPPED_IN_A_ROW = 10  # checked whenever metrics are written
+MAX_SKIPPED_IN_A_ROW = 10  # a limit that is checked whenever metrics are written
 
 
 def train(  # noqa: C901 (the steps of one run, in their order)
@@ -244,7 +244,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
             reporter=reporter,
             write_outcome=partial(directory.write_outcome, info),
         )
-        stop = StopRequest(info.world_size, device)  # the ranks agree on the step after a signal
+        stop = StopRequest(info.world_size, device)  # after a signal, ranks agree on the last step
 
     hang_timeout = timedelta(seconds=config.run.hang_timeout_s)
     failure_report = saying_failures(info, whereabouts, hang_timeout)  # the innermost context

@@ -23,7 +23,7 @@ from mlperf_bert.data.sampler import Int64Array, Sampler, make_sampler
 from mlperf_bert.seeds import derive_seed
 
 Float64Array = NDArray[np.float64]
-RESOLUTION = 2048  # number of integer steps to which longer lengths are rounded
+RESOLUTION = 2048  # larger costs are scaled down to at most this many integer steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _assign_within_groups(cost: Float64Array, group_size: int) -> Assignment:
 
 
 def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
-    """Assign equally many samples to each slot, longest processing time first.
+    """Assign equally many samples to each slot by the longest-processing-time-first rule.
 
     Samples are sorted by descending cost and assigned one row of `num_slots` at a time. Within a
     row, the costliest sample goes to the slot with the smallest load so far. Returns the sample
@@ -116,11 +116,11 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
 def _even_out_ranks(
     cost: Float64Array, slot: Int64Array, ranks: int, micro_batches: int
 ) -> Int64Array:
-    """Renumber the slots so that each rank's total over its micro-batches is even, too.
+    """Renumber the slots so that the totals of all ranks are nearly equal, too.
 
-    Totals matter because ranks wait for each other once per update, not once per micro-batch. Each
-    rank's largest micro-batch comes first, so that micro-batches with the same number have similar
-    sizes.
+    A rank's total over its micro-batches matters because ranks wait for each other once per update,
+    not once per micro-batch. Each rank's largest micro-batch comes first, so that micro-batches
+    with the same number have similar sizes.
     """
     if micro_batches == 1:
         return slot
@@ -202,7 +202,7 @@ def _fill_rows(steps: list[int], capacity: int, num_rows: int) -> list[list[int]
     top = steps[0]
     count = np.bincount(steps).tolist()
     left = sum(1 << step for step in set(steps))  # bit s is set if a cost of s remains
-    mirrored = sum(1 << (top - step) for step in set(steps))  # the same for bit top - s
+    mirrored = sum(1 << (top - step) for step in set(steps))  # the same bits in reverse order
     spare = num_rows * capacity - sum(steps)
     rows = []
     while left:
@@ -213,7 +213,7 @@ def _fill_rows(steps: list[int], capacity: int, num_rows: int) -> list[list[int]
             if row and step < space:
                 shift = top - space
                 others = mirrored >> shift if shift >= 0 else mirrored << -shift
-                first = (left & others).bit_length() - 1  # it and `space - first` both remain
+                first = (left & others).bit_length() - 1  # `first` and `space - first` remain
                 if first > 0 and (2 * first != space or count[first] > 1):
                     step = first
             row.append(step)
@@ -243,7 +243,7 @@ class StepPlan:
     nsp_denominators: Float64Array  # [R, A]
     num_tokens: Int64Array  # [R, A]
     num_masked: Int64Array  # [R, A]: masked positions to train on
-    imbalance_tokens: float  # largest token count of a rank over the mean of all
+    imbalance_tokens: float  # largest token count of a rank, divided by the mean of all ranks
 
     def ids_of(self, rank: int, micro_batch: int) -> Int64Array:
         """Return the sample ids of one micro-batch, int64 [counts[rank, micro_batch]]."""

@@ -21,7 +21,7 @@ from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.shards import IntArray, Samples
 
 IGNORED = -100  # label of a slot that holds only padding
-DUMMY_LENGTH = 128  # one tile of the attention kernels, so that shorter ones cost the same
+DUMMY_LENGTH = 128  # one tile of the attention kernels, because shorter sequences cost the same
 NO_SAMPLE = -1  # sample id of a dummy sequence
 PADDING_WORD = 0
 
@@ -47,7 +47,7 @@ class UnpaddedBatch:
     next_sentence_label: Tensor  # int64 [B], or fewer if only the first sequences have one
     mlm_denominator: Tensor  # float32 scalar
     nsp_denominator: Tensor  # float32 scalar
-    shape: StaticShape | None = None  # the shape that `pad` padded to, if it did
+    shape: StaticShape | None = None  # the shape that `pad` padded to, or None
 
     @property
     def max_seqlen(self) -> int:

@@ -17,9 +17,9 @@ from mlperf_bert.data.sampler import Int64Array
 
 RISK = 0.01  # probability that a bound is too low for at least one step of the run
 LADDER_CAPACITIES = 12
-TOKEN_MULTIPLE = 16  # so that FP8 transposes need no zeros
+TOKEN_MULTIPLE = 16  # so that FP8 transposes need no zero padding
 PLANNED_STEPS = 256  # number of first steps that are planned, with a bound for later ones
-WASTE = 0.01  # fraction of padding tokens above which another capacity is worth its graph
+WASTE = 0.01  # fraction of padding tokens above which another capacity is added, with its own graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from mlperf_bert.data.shards import SampleReader, Samples
 from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, join, narrowed, pack, take, unpack
 from mlperf_bert.errors import DataError, UserError
 
-_LEAVING = -1  # sent in place of a message's size by a rank that stops
+_LEAVING = -1  # a rank that stops sends this instead of a message's size
 _LEAVE_TIMEOUT = timedelta(seconds=10)
 
 
@@ -29,9 +29,9 @@ class ExchangeSource(BatchSource):
     """Reads the samples drawn for this rank and exchanges them with the other ranks of its group.
 
     Every exchange starts by gathering the sizes of the messages. The sizes could be computed from
-    the index, but gathering them (8 bytes per rank, off the critical path) also tells the other
-    ranks that one could not read its samples or is stopping, before they wait for its tokens. The
-    denominators come from the step plan.
+    the index. But if a rank cannot read its samples or is stopping, gathering them tells the other
+    ranks so before they wait for its tokens. It takes 8 bytes per rank, and training does not wait
+    for it, because the loader's thread runs ahead. The denominators come from the step plan.
     """
 
     def __init__(
@@ -72,13 +72,14 @@ class ExchangeSource(BatchSource):
     def close(self) -> None:
         """Tell the other ranks not to wait for this rank in an exchange that they may have started.
 
-        They answer at once if they stop as well. After an error of this rank they may not answer.
+        They answer at once if they stop as well. After an error of this rank they may not answer,
+        so the wait for them is limited.
         """
         if self._is_over:
             return
         self._is_over = True
         _, work = self._gather_sizes(_LEAVING)
-        with suppress(RuntimeError):  # a timeout, or the other ranks have stopped
+        with suppress(RuntimeError):  # raised after a timeout, or if other ranks have stopped
             work.wait(_LEAVE_TIMEOUT)
 
     def _read(self, plan: StepPlan) -> Bytes:
@@ -87,7 +88,7 @@ class ExchangeSource(BatchSource):
         return np.concatenate([pack(narrowed(samples, self._token)) for samples in drawn])
 
     def _all_gather(self, message: Bytes) -> list[Bytes]:
-        """Return the messages of all ranks of the group, which travel padded to the largest."""
+        """Gather the group's messages, each padded to the size of the largest in transit."""
         sizes_tensor, work = self._gather_sizes(len(message))
         work.wait()
         sizes = sizes_tensor.tolist()

@@ -6,7 +6,7 @@ without it is known to be incomplete. It contains a digest of every other file o
 its last key, of itself.
 
 Sets whose samples may have more than 255 masked positions have format version 3, with
-`masked_counts.u16`. All others have version 2. Version 1 had no digests of the sidecars and of the
+`masked_counts.u16`. All others have version 2. Version 1 had no digests of the sidecars or of the
 manifest itself. `prepare` replaces a manifest of version 1 and keeps the shards.
 
 A sidecar describes the contents of its shard, their offsets in the file, and their source.
@@ -43,7 +43,7 @@ SHARD_FORMAT_VERSION = 1
 
 # Kinds of example: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] without a next sentence.
 Segments = Literal["pair", "single"]
-SEGMENTS: tuple[Segments, ...] = get_args(Segments)  # the first is the default in files
+SEGMENTS: tuple[Segments, ...] = get_args(Segments)  # a file without this key means the first
 
 SIDECAR_REMEDY = "prepare this shard again with `mlperf_bert prepare`"
 
@@ -66,7 +66,7 @@ MISSING_REMEDY = "create the set with `mlperf_bert prepare`, or pass an existing
 
 OWN_DIGEST = "manifest_sha256"  # digest of the manifest's JSON without this key
 
-# The manifest leaves out keys with these values.
+# The manifest omits keys that have these values.
 _DEFAULTS = {"segments": SEGMENTS[0], "vocabulary_file": VOCABULARY_FILES[0]}
 
 # Format version -> file name and dtype of each of the three arrays.
@@ -93,7 +93,7 @@ class DatasetLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSettings:
-    """Settings that, next to the text, determine a shard's examples. `prepare` compares them."""
+    """Settings that determine a shard's examples, given the text. `prepare` compares them."""
 
     vocabulary_sha256: str = ""  # empty until the vocabulary is known
     max_seq_length: int
@@ -341,7 +341,7 @@ def write_index(
 
     `lengths` and `masked_counts` are [N]. Returns the manifest with `length_histogram` and
     `index_files` filled in. Raises DataError if a file cannot be written, or if there are more
-    samples than 32-bit ids.
+    samples than 32-bit ids can number.
     """
     num_samples = manifest.num_samples
     if not len(lengths) == len(masked_counts) == num_samples <= 2**32:

@@ -90,7 +90,7 @@ class Staging:
             return batch.map_blocks(self._copied)
         if self._stream is None:
             return batch
-        return batch.pin_memory().to(self._device)  # the host would wait for pageable memory
+        return batch.pin_memory().to(self._device)  # copies of pageable memory block the host
 
     def _copied(self, block: Tensor) -> Tensor:
         """Copy the block into new device memory with `copy`."""
@@ -168,7 +168,7 @@ class BatchSource:
         """Free all resources. Called once, after the last batch."""
 
     def _stored(self, plan: StepPlan) -> Iterable[UnpaddedBatch]:
-        """Return the batches with their stored masks."""
+        """Return the micro-batches of a step with their stored masks."""
         raise NotImplementedError
 
 
@@ -188,9 +188,9 @@ class DaliCopy:
     """Copies memory blocks to a device through nvidia-dali, for `Staging`.
 
     The pipeline contains one block and runs only when called, because the loader's thread already
-    makes batches ahead of the loop. On a GPU (never run) DALI copies from its own page-locked
-    memory to its own device memory, and the loader's thread waits for that. From there the block is
-    copied on the current stream.
+    makes batches ahead of the loop. On a GPU, where this has never been run, DALI copies from its
+    own page-locked memory to its own device memory, and the loader's thread waits for this copy.
+    From there the block is copied on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -220,7 +220,8 @@ class DaliCopy:
         """Copy a host block, uint8 [bytes], into device memory of the same size."""
         self._pipeline.feed_input(_DALI_INPUT, [block.numpy()])
         (outputs,) = self._pipeline.run()
-        # Without a stream argument this waits, because the next block overwrites the output.
+        # Without a stream argument this call waits for the copy. That is needed, because the next
+        # block overwrites the output.
         self._feed(outputs[0], memory)
 
 
@@ -238,7 +239,7 @@ class Loader:
     ) -> None:
         """Load batches onto `device`.
 
-        `staging` sends the batches there. None means a staging that leaves them unpadded.
+        `staging` sends the batches there. If it is None, they stay unpadded.
         """
         self._planner = planner
         self._source = source

@@ -1,7 +1,8 @@
 """Dynamic masks, which are drawn for each training batch and replace those that `prepare` stored.
 
-RoBERTa introduced them (arXiv 1907.11692, section 4.1). A rank draws them when it has received a
-batch, however the samples got there. The random numbers depend on (seed, step, sample id).
+RoBERTa introduced them (arXiv 1907.11692, section 4.1). A rank draws them after it has received a
+batch, no matter how the samples were read or exchanged. The random numbers depend only on (seed,
+step, sample id).
 """
 
 from dataclasses import fields

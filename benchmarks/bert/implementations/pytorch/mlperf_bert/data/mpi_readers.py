@@ -38,9 +38,9 @@ class Tag(IntEnum):
     """Kinds of message. Contents are JSON, except those of a packet."""
 
     # From the trainer.
-    SETUP = 1  # contains the run's seed, before samples may be read
-    START = 2  # contains the first step, whose batches are requested
-    CREDIT = 3  # all packets of a step have been received
+    SETUP = 1  # sends the run's seed, before samples may be read
+    START = 2  # requests batches, starting with the step that it contains
+    CREDIT = 3  # confirms that all packets of a step have been received
     STOP = 4  # the last message
     # From the reader.
     READY = 11
@@ -175,7 +175,7 @@ class PeerExchange:
     """Messages among the readers of a group. All must call the same methods in the same order."""
 
     def __init__(self, readers: "MPI.Comm", first_rank: int) -> None:
-        """Exchange among `readers`, which serve consecutive ranks that start at `first_rank`."""
+        """Connect `readers`, which serve consecutive ranks, of which the first is `first_rank`."""
         self._readers = readers
         self.ranks = range(first_rank, first_rank + readers.size)
         self.number = readers.rank
@@ -214,8 +214,9 @@ class StepReader:
     ) -> None:
         """Read for `rank`.
 
-        Without `peers` the samples that the plan assigns to the rank are read. Otherwise those
-        drawn for it are read and exchanged. `token` is the dtype of a token id in messages.
+        Without `peers` the reader reads the samples that the plan assigns to the rank. Otherwise
+        it reads those drawn for the rank and exchanges them. `token` is the dtype of a token id in
+        messages.
         """
         self._planner = planner
         self._reader = reader
@@ -258,7 +259,7 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], StepReader]) -> None:
     is_stopped = False
     try:
         tag, seed = pair.receive()
-        if tag is Tag.STOP:  # nothing to train
+        if tag is Tag.STOP:  # the trainer has nothing to train
             return
         reader = open_reader(from_json(seed))
         pair.send(Tag.READY)
@@ -296,9 +297,9 @@ def _send_steps(pair: Pair, reader: StepReader) -> None:
 def wanted_indices(plan: StepPlan, ranks: range) -> list[Int64Array]:
     """Return each rank's samples of a step as flat indices into the group's draws [G, A, b].
 
-    The indices have the order of the plan. They are sorted by micro-batch, and within one as in
-    `ids_of`. The draws of the group's rank number g start at index g * A * b. If a sample was drawn
-    twice, which can happen in a step where an epoch ends, it is matched twice.
+    The indices have the order of the plan. They are sorted by micro-batch, and within a
+    micro-batch as in `ids_of`. The draws of the group's rank number g start at index g * A * b. If
+    a sample was drawn twice, which can happen in a step where an epoch ends, it is matched twice.
     """
     drawn = plan.drawn_ids[ranks.start : ranks.stop]
     indices = np.arange(drawn.size).reshape(drawn.shape)

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from mlperf_bert.data.sampler import Int64Array
 
 # The shortest sequence of a group has at least this fraction of the longest one's length. A low
-# ratio needs fewer calls, and a high one less padding. Milliseconds of attention forward and
-# backward, fp32, on one core with AVX-512, with a layout shared by two layers (minima of 12, 12 and
-# 5 interleaved rounds; "one each" calls attention once per sequence):
+# ratio needs fewer calls, and a high one less padding. The table shows how many milliseconds the
+# forward and backward passes of attention took in fp32 on one core with AVX-512, with a layout
+# shared by two layers. Values are minima of 12, 12 and 5 interleaved rounds. In the column
+# "one each", attention was called once per sequence.
 #   ratio                                 one each  1.0  0.95   0.9  0.85   0.8   0.7    0.5   0.01
 #   B 32, lengths 10-64, N 4, H 32             5.2  5.2   4.6   4.3   4.2   4.2   4.2    4.7    6.2
 #   B 32, lengths 10-64, N 2, H 64             4.8  5.1   4.5   4.3   4.1   4.0   4.2    4.4    5.6
@@ -19,7 +20,7 @@ MIN_LENGTH_RATIO = 0.85
 
 
 def cut_by_ratio(descending: NDArray[np.integer]) -> list[int]:
-    """Return the bounds of the groups in lengths sorted in descending order."""
+    """Cut lengths sorted in descending order into groups, and return the bounds of the groups."""
     cuts = [0]
     shortest_allowed = descending[0] * MIN_LENGTH_RATIO
     for i, length in enumerate(descending.tolist()):

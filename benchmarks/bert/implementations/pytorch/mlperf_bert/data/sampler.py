@@ -1,13 +1,15 @@
 """Samplers, which draw the global batch of a step as a pure function of (seed, step).
 
-Samplers know nothing about ranks. Epochs follow each other without a gap: if the global batch does
-not divide the samples, those left over start the first batch of the next epoch.
+Samplers know nothing about ranks. Epochs follow each other without a gap. If the number of
+samples is not a multiple of the global batch, the last samples of an epoch share a batch with the
+first ones of the next.
 
 The published samplers draw fixed counts from strata, which are ranges of length (arXiv 2402.02447).
 Long sequences may therefore be drawn more often than they occur in the data.
 
-The order of an epoch is a keyed permutation, so that millions of samples need no memory. The image
-of each element is computed by itself, so that any step of any epoch can be drawn directly.
+The order of an epoch is a keyed permutation, so that no list of millions of samples is stored. The
+image of each element is computed independently, so that any step of any epoch can be drawn
+directly.
 """
 
 from collections.abc import Sequence
@@ -30,8 +32,8 @@ PUBLISHED_COUNTS = {"stratified_6_3_2_5": (6, 3, 2, 5), "stratified_4_2_2_4": (4
 Int64Array = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]
 
-# Four rounds are enough to turn a random function into a pseudo-random permutation. Two more are
-# cheap.
+# Four rounds are enough to turn a random function into a pseudo-random permutation. Two more are a
+# safety margin that costs little.
 _FEISTEL_ROUNDS = 6
 
 
@@ -70,9 +72,10 @@ class QuantileSampler:
     """Draws equally many samples from each of q quantiles of the length.
 
     A quantile is a range of lengths with about 1/q of the samples. Every sample is drawn exactly
-    once per epoch, so that the sampler is unbiased and needs no counts. The number of tokens per
-    batch hardly varies. An epoch is a table with one column per quantile, which is read row by row.
-    If q does not divide the number of samples, the larger quantiles share the last row.
+    once per epoch, so that the sampler is unbiased. The number of tokens per batch hardly varies,
+    because every batch has equally many samples of each quantile. An epoch is a table with one
+    column per quantile, which is read row by row. If q does not divide the number of samples, some
+    quantiles have one sample more, and these samples form the last row.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ def num_quantiles(global_batch_size: int) -> int:
 def epochs_of(
     step: int, global_batch_size: int, num_samples: int, skip_samples: int = 0
 ) -> list[tuple[int, Int64Array]]:
-    """Return the number of each epoch that a step draws from, and the offsets in it, int64 [n]."""
+    """Return each epoch that a step draws from, as its number and the offsets in it, int64 [n]."""
     start = skip_samples + (step - 1) * global_batch_size
     stop = start + global_batch_size
     parts = []
@@ -155,7 +158,8 @@ def make_sampler(
         seed: determines the order.
         skip_samples: number of samples to skip at the start of the sampler's order. The rest of the
             epoch and all later epochs do not change. The order depends on the seed and, for
-            "quantile", on `num_quantiles`. The config rejects it for the published samplers.
+            "quantile", on `num_quantiles`. It must be 0 for the published samplers, and the config
+            rejects other values.
 
     Raises ConfigError if the sampler does not work with this batch or set.
     """
@@ -217,9 +221,10 @@ class Strata:
 class PublishedStrataSampler:
     """Draws a fixed count from each stratum in every 16 or 12 samples, as in published runs.
 
-    Each stratum is drawn without replacement and starts its next round when it is used up. At that
-    time other strata may have samples left, which they draw first in the next pass. The sampler is
-    biased, so the run reports the resulting mean length.
+    Each stratum is drawn without replacement and starts its next round when it is used up. A pass
+    lasts as long as every stratum has enough samples for a full step. Samples left over at its end
+    are drawn first in the next pass. The sampler is biased, so the run reports the resulting mean
+    length.
     """
 
     def __init__(
@@ -280,7 +285,8 @@ class PublishedStrataSampler:
         return (
             f"the sampler draws {self.mean_length:.2f} tokens per sample on average, "
             f"{self.mean_length / data - 1:+.1%} compared with {data:.2f} in the data. A pass of "
-            f"{self.steps_of_pass:,} steps leaves samples for the next pass: {left} tokens"
+            f"{self.steps_of_pass:,} steps leaves samples that the next pass draws first "
+            f"({left} tokens)"
         )
 
     def global_batch(self, step: int) -> Int64Array:

@@ -7,8 +7,9 @@ the files that it will use. The first rank of each node checks all others.
 Sizes and sidecars do not reveal a flipped bit, but MLPerf forbids touching samples before the clock
 starts. The bytes are therefore checked by a thread that starts right after `run_start` and runs
 during training. The first result of the run waits for it. If the pair of sets is small, its shards
-are hashed and compared with the manifests. If it is large, only blocks are read. No manifest
-contains their digest, so checkpoints store it, and a resumed run compares it.
+are hashed and compared with the manifests. If it is larger than SMALL_BYTES, the thread reads only
+some blocks. No manifest contains a digest of these blocks, so checkpoints store it, and a resumed
+run compares it.
 """
 
 import hashlib

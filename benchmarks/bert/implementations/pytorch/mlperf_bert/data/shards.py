@@ -29,7 +29,7 @@ class ShardArrays:
     masked_lm_positions: NDArray[np.uint16]  # flat, ascending within each sample
     masked_lm_ids: NDArray[Any]  # flat
     masked_lm_offsets: IntArray  # [n + 1]
-    next_sentence_label: NDArray[np.uint8]  # [n], 1 if segment B is a random one, not A's next
+    next_sentence_label: NDArray[np.uint8]  # [n], 1 if segment B is random, 0 if it follows A
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class Shard:
         check_size(path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
 
     def arrays(self) -> ShardArrays:
-        """Return the arrays. The first call maps the file and checks both offset tables' ends."""
+        """Return the arrays. The first call maps the file and checks the ends of both tables."""
         if self._arrays is None:
             self._arrays = self._map()
         return self._arrays
@@ -140,8 +140,8 @@ class SampleReader:
         """
         numbers, rows = self.locate(ids)
         samples = self._collect(numbers, rows)
-        # Otherwise a number that is out of range would cause an illegal memory access on a GPU, far
-        # from here.
+        # Check all values here. Otherwise a value out of range would cause an illegal memory access
+        # on a GPU much later.
         for name, is_wrong in _out_of_range(samples, self.manifest).items():
             if is_wrong.any():
                 first = int(is_wrong.argmax())

@@ -77,7 +77,7 @@ def take(samples: Samples, indices: Int64Array) -> Samples:
 
 
 def split(samples: Samples, counts: Int64Array) -> list[Samples]:
-    """Split samples into consecutive parts, where part i has `counts[i]` samples."""
+    """Split samples into consecutive parts, of which part i has `counts[i]` samples."""
     spans = zip(np.cumsum(counts) - counts, np.cumsum(counts), strict=True)
     return [take(samples, np.arange(start, stop)) for start, stop in spans]
 

@@ -40,7 +40,7 @@ def tokens_per_micro_batch(index: LengthIndex, world_size: int, device: torch.de
 
     Args:
         index: index of the held-out set.
-        world_size: number of ranks in the config, whatever the number that evaluates.
+        world_size: number of ranks in the config, even if another number of ranks evaluates.
         device: the device that evaluates.
     """
     share = -(-int(index.lengths.sum(dtype=np.int64)) // world_size)
@@ -57,7 +57,7 @@ def cut_by_tokens(index: LengthIndex, num_tokens: int) -> list[IntArray]:
     num_batches = -(-ends[-1] // num_tokens)
     bounds = np.arange(1, num_batches) * (ends[-1] / num_batches)
     cut = np.split(order, np.searchsorted(ends, bounds, side="right"))
-    return [ids for ids in cut if len(ids)]  # a sequence longer than a batch leaves one empty
+    return [ids for ids in cut if len(ids)]  # a sequence longer than a batch can leave one empty
 
 
 class HeldOutBatches:
@@ -96,7 +96,7 @@ class HeldOutBatches:
         thread.shutdown(wait=False)
 
     def fill(self) -> None:
-        """Copy the samples into `static` at the first call. Raises DataError if reading fails."""
+        """Copy the samples into `static` on the first call. Raises DataError if reading fails."""
         if self._is_filled:
             return
         read = self._read() if self._reading is None else self._reading.result()
@@ -131,9 +131,8 @@ class HeldOutBatches:
             raise size_error(self._reader.set_dir)
         new = _tensors(batch)
         for name, tensor in _tensors(static).items():
-            tensor.copy_(
-                new[name], non_blocking=True
-            )  # the host does not wait for page-locked memory
+            # The host does not wait for copies from page-locked memory.
+            tensor.copy_(new[name], non_blocking=True)
 
 
 def _tensors(batch: UnpaddedBatch) -> dict[str, Tensor]:
@@ -260,7 +259,7 @@ class Evaluator:
     def prepare(self, model: nn.Module) -> None:
         """Capture the evaluation of `model` if steps are captured, without reading a sample.
 
-        Called in the untimed init phase. From then on, the weights must stay at their addresses.
+        Call it in the untimed init phase. From then on, the weights must stay at their addresses.
         """
         if self._step_mode == "captured":
             with _evaluation_of(model):

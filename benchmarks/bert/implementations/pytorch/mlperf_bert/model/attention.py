@@ -10,9 +10,9 @@ Transformer, arXiv 1706.03762, section 3.2.1; unpadded form: arXiv 2208.08124). 
 rotary positions, the policy rotates queries and keys by them (arXiv 2104.09864). If the layout has
 a reach, a query attends only to tokens within that distance on each side.
 
-This file contains the policies that need no kernel of ours. `reference` and `grouped` read the
-lengths on the host, so a captured step cannot contain them. On a CPU the site's keys determine
-which elements are dropped. On other devices torch's generator does.
+This file contains the policies that need no kernel of this project. `reference` and `grouped`
+read the lengths on the host, so a captured step cannot contain them. On a CPU the site's keys
+determine which elements are dropped. On other devices torch's generator determines this.
 
 `flash` is a torch operator for CUDA in bf16. It reads the sequence bounds on the device and draws
 dropout from torch's generator, whose state the forward pass saves for the backward pass. It calls
@@ -33,7 +33,7 @@ from mlperf_bert.model.attention_layout import AttentionLayout, Slots
 from mlperf_bert.model.dropout import attention_factors
 from mlperf_bert.model.dropout_keys import DropoutSite
 
-NUM_STREAMS = 4  # at most, in addition to the current stream
+NUM_STREAMS = 4  # largest number of side streams
 
 
 def on_side_streams(
@@ -42,7 +42,7 @@ def on_side_streams(
     """Return the results of `work(0)` .. `work(count - 1)`, on CUDA distributed over side streams.
 
     The side streams wait for the work queued on the current stream, and the current stream then
-    waits for all of them. Autograd runs each piece's backward pass on the piece's own stream and
+    waits for all of them. Autograd runs the backward pass of each call on that call's stream and
     inserts waits at the points where streams meet. All of this can be captured. Tensors that `work`
     reads must be created on the current stream, and the caller must keep references to them until
     this function returns. A tensor created on a side stream may be freed at any time, because its
@@ -65,7 +65,7 @@ def on_side_streams(
 
 @cache
 def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
-    """Return the same streams on every call, because a stream's freed memory stays with it."""
+    """Return the same streams on every call, because only the same stream can reuse its memory."""
     return [torch.cuda.Stream(device) for _ in range(NUM_STREAMS)]  # type: ignore[no-untyped-call]
 
 

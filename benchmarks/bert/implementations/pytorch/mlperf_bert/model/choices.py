@@ -141,7 +141,7 @@ def _policy(name: AttentionName) -> AttentionPolicy:
 def choose_blocks(
     config: ModelSection, device: torch.device, scales: Fp8Scales | None = None
 ) -> Blocks:
-    """Choose the blocks that `config.kernels` names, where "auto" prefers "fused" if it can run.
+    """Choose the blocks that `config.kernels` names. "auto" means "fused" if it can run here.
 
     Args:
         config: fused blocks need a hidden size of at most 4,096.

@@ -153,7 +153,7 @@ def attention_keep_bits(
         num_heads: N.
         cu_seqlens: int32 [B + 1], bounds of the keys.
         max_seqlen: the number of keys of the longest sequence, or more.
-        cu_queries: int32 [B + 1], where query rows cu_queries[i] .. cu_queries[i + 1] belong to
+        cu_queries: int32 [B + 1]. Query rows cu_queries[i] .. cu_queries[i + 1] belong to
             sequence i. None means that the bounds equal cu_seqlens.
 
     Returns:

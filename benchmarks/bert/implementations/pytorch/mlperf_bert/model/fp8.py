@@ -23,7 +23,8 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.blocks import Blocks, side_by_side
 from mlperf_bert.model.fp8_cast import COLUMNS_MULTIPLE, Fp8Matrix, Target, reference
 
-PRODUCTS_PER_LAYER = 4  # query, key and value (one); attention's output; two of feed-forward
+# One product for query, key and value, one for attention's output, and two for feed-forward.
+PRODUCTS_PER_LAYER = 4
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # roles of a product's matrices
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 # A new unit puts the observed maximum between limit / headroom and twice that value. So a maximum

@@ -63,11 +63,11 @@ class Saved(NamedTuple):
     v: Tensor  # [T, N, H]
     context: Tensor  # [R, N, H]
     logsumexp: Tensor  # float32 [N, R]: log2 of the sum of 2 ** (scores / ln 2) of each query
-    keep: Tensor  # int32 [R, N, words] from `attention_keep_bits`; empty without dropout
+    keep: Tensor  # int32 [R, N, words] from `attention_keep_bits`, empty without dropout
     cu_queries: Tensor  # int32 [B + 1]
     cu_seqlens: Tensor  # int32 [B + 1]
-    positions: Tensor | None  # int64 [R]: each query's position; None if it equals the row's
-    cos: Tensor | None  # float32 [longest, H / 2]; None without rotation
+    positions: Tensor | None  # int64 [R]: each query's position, or None if it equals the row's
+    cos: Tensor | None  # float32 [longest, H / 2], or None without rotation
     sin: Tensor | None
 
 
@@ -81,14 +81,14 @@ class Tile(NamedTuple):
     queries: int
     num_warps: int
     num_stages: int  # pipeline stages of the loop over the other blocks
-    most_registers: int | None = None  # registers per thread; the compiler chooses if None
+    most_registers: int | None = None  # registers per thread, or None if the compiler chooses
 
 
 # The factor of kept elements (None without dropout), and the layout's reach.
 Constants = tuple[float | None, int | None]
 
-# By head size: tiles for the forward pass, for the gradient of queries, and for those of keys and
-# values.
+# Tiles by head size, for the forward pass, for the gradient of queries, and for the gradients of
+# keys and values.
 TILES = MappingProxyType(
     {
         16: (Tile(128, 4, 3), Tile(64, 4, 3), Tile(64, 4, 3)),

@@ -28,8 +28,9 @@ LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
 GROUPS = 512  # groups of eight classes that a program of the forward pass reads at a time
 BLOCK_ROWS, BLOCK_COLUMNS = 2, 1024  # tile of the backward pass
-# The upper limit on programs of the backward pass is the same on every GPU, so that the order of
-# sums is too. All programs run at once if eight fit on each of an A100's 108 multiprocessors.
+# The upper limit on programs of the backward pass is the same on every GPU, so that sums have the
+# same order everywhere. All programs run at once if eight fit on each of an A100's 108
+# multiprocessors.
 MOST_PROGRAMS = 840
 
 

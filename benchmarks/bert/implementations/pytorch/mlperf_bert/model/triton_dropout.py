@@ -163,7 +163,8 @@ def _attention_keep_bits(
     row_bits = bits + (row.to(tl.int64) * tl.num_programs(1) + head)[:, None] * num_bytes
     longest = tl.max(length)
     first = 0
-    while 8 * first < longest:  # `range` does not work here; see optim/triton_kernels.py
+    # `range` is not used, for the reason given in optim/triton_kernels.py.
+    while 8 * first < longest:
         byte = first + tl.arange(0, bytes_)[None, :]
         kept = _kept_bytes(byte | (head << 16), token, sample, keys[2], seed, threshold)
         # The mask covers whole words of eight bytes, so that the compiler stores each word at once.

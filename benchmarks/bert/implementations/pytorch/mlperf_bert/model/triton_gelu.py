@@ -32,9 +32,9 @@ from mlperf_bert.model.triton_parts import (
 )
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 256
-# The upper limit on programs of the backward pass is the same on every GPU, so that the order of
-# sums is too. All programs run at once if six fit on each of an A100's 108 multiprocessors, or five
-# on each of an H100's 132.
+# The upper limit on programs of the backward pass is the same on every GPU, so that sums have the
+# same order everywhere. All programs run at once if six fit on each of an A100's 108
+# multiprocessors, or five on each of an H100's 132.
 MOST_PROGRAMS = 640
 # FP8 kernels use half as many warps as a cast. Instructions limit these kernels, and with 64
 # elements per thread each element needs fewer of them. A multiprocessor runs four tiles either way.

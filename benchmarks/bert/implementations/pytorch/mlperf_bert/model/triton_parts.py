@@ -22,7 +22,7 @@ from torch import Tensor
 
 # With this limit all programs run at once. Six programs of a norm's backward pass fit on each of an
 # A100's 108 multiprocessors, and five on each of an H100's 132.
-# `tests/unit/model/test_kernel_gate.py` checks that they use few enough registers.
+# `tests/unit/model/test_kernel_gate.py` checks that these programs use few enough registers.
 MOST_PROGRAMS = 648
 SUMMED_ROWS, SUMMED_COLUMNS = 64, 32  # partial sums that a program adds at a time
 # The score of a key that is not visible. It is finite because a query may see nothing in its first
@@ -152,7 +152,7 @@ def _sum_rows(
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)[None, :]
     total = tl.zeros((block_rows, block_columns), dtype)
     first = 0
-    while first < rows:  # with numpy 2.4, older interpreters do not support `range` here
+    while first < rows:  # with numpy 2.4, older Triton interpreters reject `range` here
         row = first + tl.arange(0, block_rows)[:, None]
         is_there = (row < rows) & (column < columns)
         total += tl.load(values + row * columns + column, mask=is_there, other=0.0)

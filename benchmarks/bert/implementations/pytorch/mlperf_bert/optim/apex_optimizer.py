@@ -64,7 +64,7 @@ class ApexOptimizer(FlatOptimizer):
         """Run apex's kernels, which read all arguments on the device."""
         scaler = _Scaler(scalars)
         for fused in self._fused:
-            fused._dummy_overflow_buf.zero_()  # a skip in the last step would freeze the count
+            fused._dummy_overflow_buf.zero_()  # after a skipped step it would freeze the count
             group = fused.param_groups[0]
             group["lr"] = scalars.learning_rate.float()
             group["step"] = (self._updates - 1).int().reshape(1)  # apex adds 1 unless it skips

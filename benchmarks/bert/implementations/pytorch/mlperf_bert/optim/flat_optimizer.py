@@ -36,7 +36,7 @@ class FlatShard:
 
     masters: Tensor  # [n] float32 or float64: the unrounded weights
     gradients: Tensor  # [n] of any float dtype
-    weights: Tensor | None  # [n] bfloat16: the rounded masters, or None if not rounded
+    weights: Tensor | None  # [n] bfloat16: rounded masters, or None without rounding
     exp_avg: Tensor  # [n], same dtype as masters
     exp_avg_sq: Tensor  # [n], same dtype as masters
     tensor_of_block: Tensor  # [n / BLOCK] int32: number of each block's tensor
@@ -44,7 +44,7 @@ class FlatShard:
     adapted: Tensor  # [tensors] bool: whether LAMB scales the tensor's update
     # Only Muon uses these:
     direction: Tensor | None = None  # [n]: matrices' Nesterov momentum, later orthogonalized
-    direction_scale: Tensor | None = None  # [tensors] float64: its factor, or 0 for AdamW
+    direction_scale: Tensor | None = None  # [tensors] float64: scale of `direction`, 0 for AdamW
 
     def part(self, start: int, stop: int) -> "FlatShard":
         """Return views of the elements `start` to `stop`, both multiples of BLOCK."""
@@ -171,7 +171,7 @@ class FlatOptimizer:
         self.wait_for_weights()  # needed if the model did not use all of its weights
         self._buffers.collect()
         self._updates += 1 - skip
-        number = self._updates.clamp(min=1)  # avoids 0 if the first step is skipped
+        number = self._updates.clamp(min=1)  # avoids a correction of 0 if step 1 is skipped
         self.update(
             StepScalars(
                 learning_rate=learning_rate,

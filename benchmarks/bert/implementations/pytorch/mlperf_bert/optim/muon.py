@@ -22,7 +22,8 @@ from mlperf_bert.optim.muon_plan import (
 # (Jordan, "Muon", 2024). Five steps map values between 0.003 and 1 to values between 0.7 and 1.2.
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 LEAST_NORM = 1e-7  # avoids a division by zero
-# Elements per batched product on a CPU, where larger results would get new memory pages each time.
+# Elements per batched product on a CPU. Larger results would get new memory pages each time, whose
+# first access is slow.
 CPU_ELEMENTS = 2**20
 
 

@@ -1,4 +1,4 @@
-"""AdamW and LAMB, as readable reference updates and as optimizers, and the choice by config."""
+"""AdamW and LAMB as readable updates and as optimizers, and the optimizer that a config names."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

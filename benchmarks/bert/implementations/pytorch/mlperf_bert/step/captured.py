@@ -1,4 +1,4 @@
-"""The captured step, a whole update on static tensors with one graph per capacity, and the warm-up.
+"""Capture a whole update in one graph per capacity, and warm up the step before the clock starts.
 
 The untimed init phase captures the forward and backward passes of all micro-batches, all-reduce,
 clipping, schedule and update. The batches of a step overwrite the static inputs, which the replay
@@ -34,7 +34,7 @@ from mlperf_bert.step.replay import Replay
 
 WARM_UP_CALLS = 3  # calls of an update before its capture
 DDP_WARM_UP_CALLS = 11  # the same with DDP, as required by torch's notes on CUDA graphs
-READ_LENGTHS_ON_THE_HOST = ("reference", "grouped")  # on CUDA
+READ_LENGTHS_ON_THE_HOST = ("reference", "grouped")  # policies that do so on CUDA
 
 
 def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
@@ -66,8 +66,8 @@ def use_capturable_stream(device: torch.device) -> None:
 class CapturedStep:
     """Runs one update when called, like EagerStep, but replays a graph for padded batches.
 
-    Batches that are not padded to one of `shapes` run eagerly. All ranks must replay the same
-    steps. On CUDA, call `use_capturable_stream` before building the model.
+    Batches that are not padded to one of `shapes` run eagerly. All ranks must replay graphs in the
+    same steps. On CUDA, call `use_capturable_stream` before building the model.
 
     Args:
         eager: the step to capture.
@@ -153,7 +153,7 @@ class StaticInputs:
         """Overwrite the inputs with batches of this shape, on CUDA in the current stream."""
         for static, batch in zip(self.batches, batches, strict=True):
             static.block.copy_(batch.block, non_blocking=True)
-        # The host copies of lengths matter if the step is not captured.
+        # Layers read the host copies of lengths if the step is not captured.
         self.batches = tuple(
             replace(static, lengths=batch.lengths, masked_counts=batch.masked_counts)
             for static, batch in zip(self.batches, batches, strict=True)

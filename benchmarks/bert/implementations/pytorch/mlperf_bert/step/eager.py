@@ -79,7 +79,7 @@ class EagerStep:
         return StepResult(torch.stack(losses).sum(), outcome, learning_rate)
 
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
-        """Add one micro-batch's gradients. The last one also averages them over the ranks."""
+        """Add one micro-batch's gradients. After the last, average them over the ranks."""
         with self._clip.forward(is_last=is_last):
             sums = training_loss_sums(self.model, batch, self._precision)
             loss = pretraining_loss(sums, batch)
@@ -88,7 +88,7 @@ class EagerStep:
 
 
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
-    """Return the dtype of weights and gradients: bfloat16, or `otherwise` without rounding."""
+    """Return the dtype of weights and gradients, bfloat16 or, if not rounded, `otherwise`."""
     return torch.bfloat16 if precision in ("bf16", "fp8") else otherwise
 
 

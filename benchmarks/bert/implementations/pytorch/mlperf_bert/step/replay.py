@@ -1,4 +1,4 @@
-"""Capture a function of static tensors once and replay it on CUDA, or simply call it elsewhere."""
+"""Capture a function of static tensors once and replay it on CUDA, or call it on other devices."""
 
 import contextlib
 import gc
@@ -82,7 +82,7 @@ class Replay(Generic[Result]):
                 self._function()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        gc.collect()  # frees the memory of dead cycles, which torch 2.11 no longer does
+        gc.collect()  # frees memory of unused cycles, which torch 2.11 no longer does
         with torch.cuda.stream(stream), _no_collection(), _capture_into(graph, stream, pool):
             self._result = self._function()
         self._graph = graph
@@ -105,7 +105,7 @@ def _no_collection() -> Iterator[None]:
 def _capture_into(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any
 ) -> Iterator[None]:
-    """Like torch.cuda.graph, but an error in the body is raised without a second capture error."""
+    """Capture like torch.cuda.graph, but raise the body's error instead of the capture's."""
     # Thread-local mode lets other threads, like the loader's, make CUDA calls during the capture.
     capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
     capture.__enter__()

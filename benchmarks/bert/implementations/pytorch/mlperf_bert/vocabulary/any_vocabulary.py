@@ -2,7 +2,7 @@
 
 A tokenizer file (tokenizer.json of Hugging Face's library) can be used instead of word pieces. Its
 special tokens are found by their role. The `tokenizers` package, an optional extra, splits the
-text, and its errors are reported in one line.
+text. This module reports its errors in one line.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ ROLES: dict[str, tuple[str, ...]] = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
 REMEDY = "pass the tokenizer.json of a masked language model"
-# `tokenizers` raises plain Exception, and its panics are other BaseExceptions. All of them are
-# caused by the file, except these.
+# `tokenizers` raises plain Exception, and a panic in its Rust code raises another BaseException.
+# All of them are caused by the file, except these.
 _NOT_CAUSED_BY_FILE = (KeyboardInterrupt, SystemExit, MemoryError)
-_MAX_BYTES = 64 * 2**20  # the largest files in use, with 250,000 words, have 17 MB
+_MAX_BYTES = 64 * 2**20  # the largest files in use, with 250,000 words, are 17 MB
 _MAX_TOKENS = 2**22
 
 
@@ -69,8 +69,8 @@ class TokenizerFile:
 class FileEncoder:
     """Encoder of lines to token ids, like `word_pieces.Tokenizer`."""
 
-    # The text between two sentences of a document. A line break counts as white space, and in
-    # vocabularies that keep white space, a word after a space is a different token.
+    # This text joins two sentences of a document. It is a space, because a line break counts as
+    # white space, and vocabularies that keep white space have other tokens for words after a space.
     joint = " "
 
     def __init__(self, file: TokenizerFile) -> None:

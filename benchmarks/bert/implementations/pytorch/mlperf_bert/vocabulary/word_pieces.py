@@ -1,4 +1,4 @@
-"""Read word-piece vocabularies and encode text with them, as in the reference.
+"""Read word-piece vocabularies and encode text with them, as in MLPerf's reference implementation.
 
 The vocabulary file has one token per line, and a line's number is the token's id. `PlainTokenizer`
 is the readable definition. `Tokenizer` yields the same ids much faster, because most words of a
@@ -27,10 +27,10 @@ VOCABULARY_FILES: tuple[VocabularyFile, ...] = ("vocab.txt", "tokenizer.json")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _REMEDY = "pass the model's vocab.txt, with one token per line"
-_MAX_BYTES = 64 * 2**20  # the largest files in use, for several languages, have 5 MB
+_MAX_BYTES = 64 * 2**20  # the largest files in use, for several languages, are 5 MB
 
 _SPACE_MARK = "\u2581"  # SentencePiece's mark of a space
-_MAX_SPACE_MARKS = 0.1  # fraction of tokens with the mark above which a list is SentencePiece's
+_MAX_SPACE_MARKS = 0.1  # a list with a larger fraction of marked tokens is SentencePiece's
 
 MAX_WORD_CHARS = 200
 # When the cache has this many words, it is emptied. It then takes about 50 MB if words have usual
@@ -113,7 +113,7 @@ def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
     if marked > _MAX_SPACE_MARKS * len(tokens):
         problem = (
             f"this is a SentencePiece vocabulary ({marked:,} of its tokens start with "
-            f"{_SPACE_MARK!a}), with which word pieces would be [UNK]"
+            f"{_SPACE_MARK!a}), with which most words would become [UNK]"
         )
         raise DataError(where, problem, "pass the tokenizer.json of that model")
     return Vocabulary(tokens, ids, hashlib.sha256(contents).hexdigest(), contents)
@@ -162,7 +162,7 @@ class PlainTokenizer:
 
 
 class Tokenizer(dict[str, bytes]):
-    """Fast tokenizer with the same ids as `PlainTokenizer`, which looks up words it has seen.
+    """Fast tokenizer that looks up words it has seen, and yields the ids of `PlainTokenizer`.
 
     It is exact for any text, because a space ends a word in the definition, and a word's pieces do
     not depend on the text around it.
@@ -213,7 +213,7 @@ def _cleaned(text: str) -> str:
 
 
 def is_space(char: str) -> bool:
-    """Return True for white space of the reference, which has fewer characters than `str.split`."""
+    """Return True for the reference's white space, which has fewer characters than Python's."""
     return char in "\t\n\r" or unicodedata.category(char) == "Zs"
 
 
@@ -223,7 +223,7 @@ def is_dropped(char: str) -> bool:
 
 
 def is_cjk(code: int) -> bool:
-    """Return True for a Chinese character, which is a separate word."""
+    """Return True for a Chinese character, each of which is a separate word."""
     return code >= 0x3400 and any(low <= code <= high for low, high in _CJK_RANGES)
 
 
