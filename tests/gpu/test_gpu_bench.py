@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bert_tools.bench import cli
-from bert_tools.bench.baseline import OPPONENTS, make_baseline, make_opponents
+from bert_tools.bench.baseline import BASELINES, make_baseline, prepare_baselines
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.transformers import (
     LARGEST_ROUNDED_DIFFERENCE,
     make_data,
@@ -57,17 +58,17 @@ def test_other_side_runs_in_every_form():
     ours = make_ours(model, 1, DEVICE)
     data = make_data(config, *mixed_and_sorted(config, 2), DEVICE)
     losses = {}
-    contenders, reasons = make_opponents(
+    contenders, reasons = prepare_baselines(
         lambda: make_baseline(ours, model, DEVICE),
         data,
         model,
         device=DEVICE,
         compiled="whole",
         check=lambda name, loss: losses.update({name: loss.item()}),
-        report=lambda _: None,
+        progress=Progress(),
     )
     assert reasons == {}
-    assert list(contenders) == list(OPPONENTS)
+    assert list(contenders) == list(BASELINES)
     assert losses["unpadded_baseline"] == pytest.approx(
         losses["padded"], abs=LARGEST_ROUNDED_DIFFERENCE
     )

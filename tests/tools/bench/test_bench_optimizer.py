@@ -20,7 +20,7 @@ def test_json_has_a_row_for_each_updater(snapshot):
         assert row["ratio"] == pytest.approx(rows[rule, REFERENCE]["ms"] / row["ms"])
         assert 0 <= row["largest_difference"] <= result["largest_difference_allowed"]
     assert_held(result, snapshot)
-    assert "measuring adamw" in progress and "step 2/2" in progress
+    assert "building the model for adamw, rule 2 of 2\n" in progress and "step 2/2" in progress
 
 
 @pytest.mark.parametrize("settings", [(), MODERN], ids=["bert", "modern"])

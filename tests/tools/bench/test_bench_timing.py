@@ -1,11 +1,13 @@
 """Interleaved times: who runs when, and what is made of the seconds."""
 
 import weakref
+from io import StringIO
 
 import pytest
 import torch
 
 from bert_tools.bench import timing
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import InterleavedTimes
 
 LOSS = torch.zeros(())
@@ -32,8 +34,9 @@ class Clock:
         """Times of contenders that take these seconds, one step after another."""
         contenders = {name: self.contender(name, each) for name, each in seconds.items()}
         times = InterleavedTimes(contenders, num_batches)
-        self.lines = []
-        times.measure(num_steps=num_steps, seconds=limit, report=self.lines.append)
+        out = StringIO()
+        times.measure(num_steps=num_steps, seconds=limit, progress=Progress(out))
+        self.lines = out.getvalue().splitlines()
         return times
 
 
@@ -47,7 +50,22 @@ def clock(monkeypatch):
 def test_contenders_take_turns_on_the_same_batches(clock):
     times = clock.measured(2, 5, a=[1.0] * 5, b=[2.0] * 5)
     assert clock.calls == [(name, step % 2) for step in range(5) for name in ("a", "b")]
-    assert times.num_steps == len(clock.lines) == 5
+    assert times.num_steps == 5
+    assert clock.lines == [
+        "measuring up to 5 steps of each of a, b",
+        *(
+            f"step {step}/5: a 1.000 s, b 2.000 s; at most about {15 - 3 * step} s left"
+            for step in range(1, 6)
+        ),
+    ]
+
+
+def test_the_time_left_is_that_to_the_limit_or_to_the_last_new_batch(clock):
+    clock.measured(3, 9, 7.0, a=[5.0] * 9)
+    left = [int(line.split()[-3]) for line in clock.lines[1:]]
+    assert left == [10, 5, 0]
+    clock.measured(2, 9, 3.5, a=[1.0] * 9)
+    assert clock.lines[2].endswith("; at most about 2 s left")
 
 
 @pytest.mark.parametrize(("call", "kind"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])
@@ -64,9 +82,10 @@ def test_what_fails_is_freed_and_others_go_on(clock, call, kind):
     contenders = {"full": full, "a": clock.contender("a", [1.0] * 5)}
     times = InterleavedTimes(contenders, 2, may_fail=("full",))
     del model, full, contenders
-    times.run_once()
+    progress = Progress(StringIO())
+    times.run_once(progress)
     assert (is_there() is None) == (call == 1)
-    times.measure(num_steps=4, seconds=100, report=lambda line: None)
+    times.measure(num_steps=4, seconds=100, progress=progress)
     assert is_there() is None
     assert times.names == ["a"] and times.num_steps == 4
     is_memory = kind is torch.OutOfMemoryError
@@ -79,7 +98,7 @@ def test_what_may_not_fail_ends_the_measurement():
         raise torch.OutOfMemoryError("full")
 
     with pytest.raises(torch.OutOfMemoryError, match="full"):
-        InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once()
+        InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once(Progress())
 
 
 def test_a_batch_counts_with_its_median_and_all_batches_equally(clock):

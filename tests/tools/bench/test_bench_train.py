@@ -8,6 +8,7 @@ import torch
 from bench_cases import CPU, assert_held, bench, measured, tiny
 
 from bert_tools.bench.flops import measure_peak
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import FEWEST_STEPS, time_steps
 from bert_tools.bench.train import MOST_ROWS, gaps, record, tables
 from bert_tools.bench.training_run import training_run
@@ -22,7 +23,9 @@ def test_train(step_mode, snapshot):
     settings = (f"run.step_mode={step_mode}", "parallel.grad_accum_steps=2", "model.num_layers=2")
     result, _, progress = measured("train", *BRIEF, settings=settings)
     assert_held({**result, "steps": 4}, snapshot)
-    assert "building on cpu" in progress
+    building = f"building the model on cpu (step {step_mode})"
+    for line in (building, "warming up", "measuring matrix products (about 0 s)"):
+        assert f"{line}\n" in progress
     assert FEWEST_STEPS <= result["steps"] <= 4
     samples = 4 * 2  # of two micro-batches
     assert result["samples_per_s"] == pytest.approx(1e3 * samples / result["step_ms"])
@@ -60,10 +63,11 @@ def test_steps_are_timed_in_order_and_not_for_longer_than_asked():
         numbers.append(number)
         return torch.zeros(())
 
-    count, step_ms = time_steps(run, warm_up=2, steps=5, seconds=60.0)
+    times = {"warm_up": 2, "steps": 5, "progress": Progress()}
+    count, step_ms = time_steps(run, seconds=60.0, **times)
     assert count == 5 and step_ms > 0
     assert numbers == list(range(7))
-    assert time_steps(run, warm_up=2, steps=5, seconds=1e-12)[0] == FEWEST_STEPS
+    assert time_steps(run, seconds=1e-12, **times)[0] == FEWEST_STEPS
 
 
 def test_gaps_are_where_nothing_runs():
@@ -113,7 +117,7 @@ def test_what_cannot_be_is_told(tmp_path):
     """A trace's place before anything is built."""
     with pytest.raises(DataError):
         bench("train", "--profile", "--out", tmp_path / "none" / "step.json.gz")
-    with pytest.raises(ConfigError, match="--out: is for --profile"):
+    with pytest.raises(ConfigError, match="--out: needs --profile"):
         bench("train", "--out", tmp_path / "step.json.gz")
     with pytest.raises(DataError, match="recorded no kernel"):
         tables(record(lambda: None, CPU), 1, CPU)

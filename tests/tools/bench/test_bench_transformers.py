@@ -9,16 +9,17 @@ from bench_cases import CPU, assert_held, bench, measured, tiny
 
 from bert_tools.bench import baseline
 from bert_tools.bench.baseline import (
-    OPPONENTS,
+    BASELINES,
     loss_function,
     make_baseline,
-    make_opponents,
     masked_loss,
     padded_inputs,
+    prepare_baselines,
     unpadded_inputs,
     unpadded_loss,
     use_nested_attention,
 )
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.training_run import run_of_model
 from bert_tools.bench.transformers import (
     LARGEST_LOSS_DIFFERENCE,
@@ -52,7 +53,7 @@ def data():
 def test_what_is_compared_and_ratios_of_the_rates(snapshot):
     result, words, progress = measured("transformers", *BRIEF, "--no-compile", settings=SETTINGS)
     ours = result["ours_samples_per_s"]
-    rates = {name: result[f"{name}_samples_per_s"] for name in OPPONENTS}
+    rates = {name: result[f"{name}_samples_per_s"] for name in BASELINES}
     for name in ("sorted", "padded"):
         assert result[f"ratio_{name}"] == pytest.approx(ours / rates[name])
         low, middle, high = result[f"ratio_{name}_range"]
@@ -60,7 +61,17 @@ def test_what_is_compared_and_ratios_of_the_rates(snapshot):
     fastest = max(rate for rate in rates.values() if rate is not None)
     assert rates[result["strongest"]] == fastest  # whose ratio is the headline
     assert result["ratio_strongest"] == pytest.approx(ours / fastest)
-    assert f"{result['ratio_strongest']:.4g}\n" in words and "step 5/5" in progress
+    assert f"{result['ratio_strongest']:.4g}\n" in words and "step 5/5: ours" in progress
+    for line in (
+        "loading torch to measure bert, 2 layers, hidden 32",
+        "building our model and that of transformers on cpu\n",
+        "warming up baseline 1 of 5, sorted\n",
+        "skipping baseline 2 of 5, sorted_compiled: torch.compile is turned off by --no-compile\n",
+        "preparing our training step (step eager)\n",
+        "measuring up to 5 steps of each of ours, sorted, padded\n",
+        "; at most about 0 s left\n",
+    ):
+        assert line in progress
     assert_held(result, snapshot)  # what does not run is null with a reason
     assert 0 < result["mean_length"] < 24 and result["ours_padding_share"] == 0
     assert result["config"]["optim"]["name"] == "adamw"
@@ -77,9 +88,11 @@ def test_rounded_weights_and_a_side_without_memory(monkeypatch):
     monkeypatch.setattr(baseline, "loss_function", limited)
     monkeypatch.setattr(torch, "compile", lambda step, **_: step)  # the real one takes a minute
     changes = ("model.precision=bf16", "run.step_mode=captured")
-    result, words, _ = measured("transformers", *BRIEF, settings=(*SETTINGS, *changes))
+    result, words, progress = measured("transformers", *BRIEF, settings=(*SETTINGS, *changes))
     assert result["ratio_sorted_compiled"] and result["sorted_compiled_reason"] is None
-    assert "on CUDA alone" in result["padded_compiled_reason"]
+    line = "compiling and warming up baseline 2 of 5, sorted_compiled (torch.compile usually takes"
+    assert line in progress
+    assert "only on CUDA" in result["padded_compiled_reason"]
     assert result["ours_padding_share"] > 0
     assert result["padded_samples_per_s"] is result["ratio_padded"] is None
     assert result["padded_reason"] == "out of memory (tried to allocate 9 GiB)"
@@ -131,7 +144,7 @@ def test_both_sides_have_one_optimizer_and_a_constant_rate():
 
 
 def test_a_masked_lm_head_only_is_refused():
-    with pytest.raises(ConfigError, match="the other model is BertForPreTraining"):
+    with pytest.raises(ConfigError, match="must be 'mlm_nsp' to compare with BertForPreTraining"):
         bench("transformers", *BRIEF, settings=("model.objective=mlm",))
 
 
@@ -165,7 +178,7 @@ def make(monkeypatch):
 def others(make, data, **options):
     """The contenders, and the reasons of those that cannot run."""
     options = {"check": lambda *_: None, "compiled": "whole", **options}
-    return make_opponents(make, data, TINY, device=CPU, report=lambda _: None, **options)
+    return prepare_baselines(make, data, TINY, device=CPU, progress=Progress(), **options)
 
 
 @pytest.mark.parametrize("name", ["masked positions", "without padding"])
@@ -215,7 +228,7 @@ def test_all_that_can_run_train_and_layers_may_be_compiled_by_themselves(monkeyp
         check=lambda name, loss: checked.update({name: loss.item()}),
     )
     assert reasons == {}
-    assert list(contenders) == list(OPPONENTS)
+    assert list(contenders) == list(BASELINES)
     assert list(checked) == [
         "sorted",
         "padded",
@@ -233,7 +246,7 @@ def test_what_fails_has_its_reason_and_is_freed_before_the_next(monkeypatch, mak
     baselines = []
 
     def make_noted():
-        compiled = [number for number, name in enumerate(OPPONENTS) if name.endswith("compiled")]
+        compiled = [number for number, name in enumerate(BASELINES) if name.endswith("compiled")]
         assert all(baselines[number]() is None for number in compiled if number < len(baselines))
         other = make()
         baselines.append(weakref.ref(other))
@@ -252,7 +265,7 @@ def test_what_fails_has_its_reason_and_is_freed_before_the_next(monkeypatch, mak
     contenders, reasons = others(make_noted, data)
     assert reasons["sorted_compiled"] == "out of memory (tried to allocate 9 GiB)"
     assert reasons["padded_compiled"] == "RuntimeError: no kernel"
-    assert len(baselines) == len(OPPONENTS) and "unpadded_baseline" in contenders
+    assert len(baselines) == len(BASELINES) and "unpadded_baseline" in contenders
 
 
 def test_another_model_is_no_reason_but_an_error(make, data):

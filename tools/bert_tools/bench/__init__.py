@@ -1,1 +1,1 @@
-"""Measurements that a user can repeat: `mlperf_bert bench <command>`."""
+"""Benchmarks that users can repeat on their own machine: `mlperf_bert bench MEASUREMENT`."""

@@ -1,13 +1,16 @@
-"""The other side of `bench transformers`: `transformers`' BertForPreTraining in every form.
+"""The baselines of `bench transformers`: the training step of the `transformers` library.
 
-For the modern architecture it is their ModernBertForMaskedLM, in the forms that run without its own
-unpadded path, which needs another library's kernels.
+The model is BertForPreTraining, or ModernBertForMaskedLM for the modern architecture. It is
+measured in several ways, which BASELINES lists:
 
-The usual form pads all sequences to the maximum and computes logits of all positions. The fast form
-computes logits of the masked positions only and pads to the longest in a batch of similar lengths.
-Both also run compiled. The unpadded form has one row of T tokens: attention goes through its
-AttentionInterface to torch's nested tensors, whose fused kernels on CUDA take sequences of unequal
-length and dropout; all else is its own code, including the logits of all T tokens.
+- The common way pads all sequences to the maximum and computes logits for all positions.
+- The fast way sorts by length, pads to the longest sequence of a batch, and computes logits for the
+  masked positions only.
+- Both of these also run through torch.compile.
+- The unpadded way joins the sequences of a batch to one row of T tokens. Attention goes through
+  `transformers`' AttentionInterface to torch's nested tensors, because their fused CUDA kernels
+  support sequences of unequal length and dropout. The rest is the library's own code, including the
+  logits of all T tokens. ModernBERT's own unpadded path is left out, because it needs flash-attn.
 
 Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 """
@@ -23,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import Contender, free_memory, reason_of
 from mlperf_bert.config.sections import (
     Architecture,
@@ -38,28 +42,30 @@ from mlperf_bert.optim.optimizers import param_groups
 
 OPTIM = OptimSection(name="adamw", learning_rate=1e-4)
 CLIP = ClipSection()
-OPTIMIZER_IN_WORDS = f"fused AdamW after clipping to norm {CLIP.max_norm:g}, on both sides"
+OPTIMIZER_IN_WORDS = f"both use fused AdamW after clipping to norm {CLIP.max_norm:g}"
 ATTENTION_NAME = "mlperf_bert_nested"
-OPPONENTS = (
-    "sorted",  # masked positions, sorted by length
+BASELINES = (
+    "sorted",  # sorted by length, logits of masked positions only
     "sorted_compiled",  # the same through torch.compile
-    "padded",  # as people feed it: all positions, padded to the maximum
+    "padded",  # the common way: padded to the maximum, logits of all positions
     "padded_compiled",  # the same through torch.compile
-    "unpadded_baseline",  # without padding, all positions
+    "unpadded_baseline",  # no padding, logits of all positions
 )
+# Measured on two CPU cores. Many layers and a GPU's autotuning take longer.
+COMPILE_NOTE = "torch.compile usually takes half a minute to a few minutes"
 Compiled = Literal["no", "whole", "by layer"]
 LossOf = Callable[[int], Tensor]
-"""The loss of the batch of this number."""
+"""Computes the loss of the batch with this number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Samples for both sides, already on the device, so that no step waits for them."""
+    """Samples for all contenders, already on the device, so that no step waits for data."""
 
     batches: list[UnpaddedBatch]
-    by_length: list[UnpaddedBatch]  # samples of the same lengths, dealt by length
-    padded: list[dict[str, Tensor]]  # `batches`, to the maximum length
-    sorted: list[dict[str, Any]]  # inputs of each batch of `by_length` for `masked_loss`
+    by_length: list[UnpaddedBatch]  # samples of the same lengths, grouped by length
+    padded: list[dict[str, Tensor]]  # `batches`, padded to the maximum length
+    sorted: list[dict[str, Any]]  # `by_length` as inputs of `masked_loss`
 
 
 def import_transformers() -> ModuleType:
@@ -72,14 +78,14 @@ def import_transformers() -> ModuleType:
 
 
 def make_baseline(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
-    """Their model of `config` with the weights of ours, in training mode.
+    """Build `transformers`' model of `config` with the weights of `ours`, in training mode.
 
-    Its vocabulary is config.vocab_size, without our padded words. Raises ConfigError for a BERT
-    with a masked-LM head only, which lacks some of the weights.
+    Its word embedding has config.vocab_size rows, without the padding rows of `ours`. Raises
+    ConfigError for a BERT with a masked-LM head only, because BertForPreTraining has more weights.
     """
     if config.architecture == "bert" and config.objective != "mlm_nsp":
-        problem = f"is {config.objective!r}, the other model is BertForPreTraining"
-        raise ConfigError("model.objective", problem, "compare with 'mlm_nsp'")
+        problem = f"must be 'mlm_nsp' to compare with BertForPreTraining, not {config.objective!r}"
+        raise ConfigError("model.objective", problem, "add --set model.objective=mlm_nsp")
     sizes = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -88,13 +94,13 @@ def make_baseline(ours: nn.Module, config: ModelSection, device: torch.device) -
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
     }
-    with device:  # draws its own initial weights there
+    with device:  # so that its initial weights are drawn there
         make = _modern_baseline if config.architecture == "modern" else _bert_baseline
         baseline = make(config, sizes)
     weights = dict(ours.named_parameters())
     with torch.no_grad():
         for name, parameter in baseline.named_parameters():
-            parameter.copy_(weights[name][: len(parameter)])  # names are the same on both sides
+            parameter.copy_(weights[name][: len(parameter)])  # both models use the same names
     baseline.set_attn_implementation("sdpa")
     return baseline.train()
 
@@ -137,17 +143,21 @@ def _modern_baseline(config: ModelSection, sizes: dict[str, int]) -> Any:
 def padded_inputs(
     batch: UnpaddedBatch, padded_length: int, architecture: Architecture = "bert"
 ) -> dict[str, Tensor]:
-    """Inputs of their model: int64 [B, S] tensors, S = padded_length, on the batch's device."""
+    """Return the inputs of `transformers`' model, on the batch's device.
+
+    They are int64 [B, S] tensors with S = padded_length; for BERT, also the int64 [B] labels of
+    next-sentence prediction.
+    """
     device = batch.input_ids.device
     shape = (len(batch.lengths), padded_length)
     rows = torch.arange(shape[0], device=device)
-    places = (
+    indices = (
         rows.repeat_interleave(torch.tensor(batch.lengths, device=device)),
         batch.position_ids,
     )
 
     def pad(values: Tensor, padding: int) -> Tensor:
-        return torch.full(shape, padding, device=device).index_put(places, values)
+        return torch.full(shape, padding, device=device).index_put(indices, values)
 
     inputs = {
         "input_ids": pad(batch.input_ids, 0),
@@ -161,9 +171,10 @@ def padded_inputs(
 
 
 def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> dict[str, Any]:
-    """Inputs of `masked_loss`: the batch padded to its longest sequence, on its device."""
+    """Return the inputs of `masked_loss`: the batch padded to its longest sequence."""
     padded = padded_inputs(batch, batch.max_seqlen, architecture)
-    is_real = padded["attention_mask"].flatten().nonzero()[:, 0]  # int64 [T]: each one's position
+    # int64 [T]: the position of each token among the B * S padded ones.
+    is_real = padded["attention_mask"].flatten().nonzero()[:, 0]
     return {
         "tokens": {name: padded[name] for name in padded if not name.endswith(("labels", "label"))},
         "masked": is_real[batch.masked_token_index],
@@ -173,7 +184,7 @@ def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> 
 
 
 def masked_loss(baseline: Any, inputs: dict[str, Any]) -> Tensor:
-    """The loss of their model, with logits of the masked positions only."""
+    """Compute the loss of `transformers`' model with logits for the masked positions only."""
     if _is_modern(baseline):
         hidden = baseline.model(**inputs["tokens"])[0]
         masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
@@ -190,7 +201,10 @@ def _labels(batch: UnpaddedBatch) -> Tensor:
 
 
 def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
-    """Inputs of `unpadded_loss` on the batch's device; [1, T] tensors among others."""
+    """Return the inputs of `unpadded_loss`, on the batch's device.
+
+    The tokens are [1, T] tensors. "first" has the int64 [B] positions of the [CLS] tokens.
+    """
     return {
         "tokens": {
             "input_ids": batch.input_ids[None],
@@ -207,7 +221,7 @@ def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
 
 
 def use_nested_attention(baseline: Any) -> None:
-    """Make `baseline` attend within the sequences of `cu_seqlens` only."""
+    """Make `baseline` attend only within the sequences that `cu_seqlens` separates."""
     import_transformers().AttentionInterface.register(ATTENTION_NAME, nested_attention)
     baseline.set_attn_implementation(ATTENTION_NAME)
 
@@ -226,9 +240,12 @@ def nested_attention(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Context [1, T, N, H] of [1, N, T, H] each; the signature is that of AttentionInterface."""
+    """Attend within each sequence; the signature is that of AttentionInterface.
 
-    def nest(x: Tensor) -> Tensor:  # [1, N, T, H] -> [B, N, each length, H]
+    `query`, `key` and `value` are [1, N, T, H]. Returns the context, [1, T, N, H].
+    """
+
+    def nest(x: Tensor) -> Tensor:  # [1, N, T, H] -> [B, N, length of each sequence, H]
         nested = torch.nested.nested_tensor_from_jagged(
             x[0].transpose(0, 1), cu_seqlens, min_seqlen=shortest, max_seqlen=longest
         )
@@ -241,7 +258,10 @@ def nested_attention(
 
 
 def unpadded_loss(baseline: Any, inputs: dict[str, Any]) -> Tensor:
-    """The loss of BertForPreTraining, whose own forward takes one first token per row."""
+    """Compute the loss of BertForPreTraining on one row that holds all sequences.
+
+    Its own forward pass cannot be used, because it pools only the first token of each row.
+    """
     hidden = baseline.bert(**inputs["tokens"]).last_hidden_state[0]
     pooled = baseline.bert.pooler(hidden[inputs["first"]][:, None])
     return _loss_of_both(baseline.cls(hidden, pooled), inputs)
@@ -256,7 +276,7 @@ def _loss_of_both(scores: tuple[Tensor, Tensor], inputs: dict[str, Any]) -> Tens
 
 
 def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
-    """torch's fused AdamW with a rule's constants."""
+    """Return torch's fused AdamW with the constants of `rule`."""
     groups = param_groups(model, rule.weight_decay)
     return torch.optim.AdamW(
         [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
@@ -268,15 +288,15 @@ def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Autocast of `transformers`' users at this precision; their weights stay fp32."""
+    """Return the autocast context that users of `transformers` train in; weights stay fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
 
 def baseline_step(baseline: Any, loss_of: LossOf, precision: Precision) -> Contender:
-    """One update as `transformers`' users write it: forward, backward, clip, optimizer.
+    """Return a function that makes one update the way users of `transformers` write it.
 
-    Takes the number of a batch and returns the loss before the update; it leaves no gradient, even
-    after an error.
+    It runs forward, backward, clipping and the optimizer on the batch with the given number, and
+    returns the loss before the update. It frees the gradients, even after an error.
     """
     optimizer = fused_adamw(baseline, OPTIM)
 
@@ -294,7 +314,7 @@ def baseline_step(baseline: Any, loss_of: LossOf, precision: Precision) -> Conte
     return step
 
 
-def make_opponents(
+def prepare_baselines(
     make_baseline: Callable[[], Any],
     data: Data,
     config: ModelSection,
@@ -302,62 +322,75 @@ def make_opponents(
     device: torch.device,
     compiled: Compiled,
     check: Callable[[str, Tensor], object],
-    report: Callable[[str], None],
+    progress: Progress,
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Build each of OPPONENTS and run it on every batch; also the reasons of those that cannot run.
+    """Build each of BASELINES and run it on every batch.
 
     Args:
-        make_baseline: makes a new baseline in training mode for each.
+        make_baseline: returns a new model in training mode.
         data: batches for all of them.
-        config: of both sides; in precisions other than fp32 they run under autocast.
+        config: the model; in precisions other than fp32 the baselines run under autocast.
         device: device of models and data.
-        compiled: what goes through torch.compile at once in the compiled forms, if they shall run.
-        check: takes a name and the loss of its first batch without dropout, and raises ConfigError
-            if that belongs to another model.
-        report: gets lines of progress.
+        compiled: what the compiled baselines pass to torch.compile; "no" leaves them out.
+        check: takes a baseline's name and the loss of its first batch without dropout, and raises
+            ConfigError if the loss is that of a different model.
+        progress: shows which baseline is being prepared.
+
+    Returns:
+        The baselines that can run, and the reason why each of the others cannot.
     """
     contenders: dict[str, Contender] = {}
     reasons: dict[str, str] = {}
-    for name in OPPONENTS:
+    for number, name in enumerate(BASELINES, 1):
         reason = _reason_left_out(name, device, compiled, config.architecture)
         if reason is None:
-            report(f"preparing {name}")
+            note = COMPILE_NOTE if name.endswith("compiled") else ""
+            work = "compiling and warming up" if note else "warming up"
+            activity = f"{work} baseline {number} of {len(BASELINES)}, {name}"
+            progress.start(activity, note=note, total=len(data.batches))
             try:
-                contenders[name] = _prepared(name, make_baseline(), data, config, compiled, check)
+                contenders[name] = _warmed_up(
+                    name, make_baseline(), data, config, compiled, check, progress
+                )
             except ConfigError:
                 raise
-            except Exception as error:  # any error from others' code is a finding, no failure
+            except Exception as error:  # an error in the library is a result, not our failure
                 reason = reason_of(error)
             free_memory()
         if reason is not None:
             reasons[name] = reason
-            report(f"{name}: {reason}")
+            progress.say(f"skipping baseline {number} of {len(BASELINES)}, {name}: {reason}")
     return contenders, reasons
 
 
-def _prepared(
+def _warmed_up(
     name: str,
     baseline: Any,
     data: Data,
     config: ModelSection,
     compiled: Compiled,
     check: Callable[[str, Tensor], object],
+    progress: Progress,
 ) -> Contender:
-    """A step that has run once. As a separate function it leaves nothing behind on failure."""
+    """Return the step of a baseline after it has run on every batch.
+
+    This is a function of its own so that a failed baseline leaves no references to its tensors.
+    """
     loss_of = loss_function(name, baseline, data, compiled)
-    if not name.endswith("compiled"):  # the plain module would be compiled again
+    if not name.endswith("compiled"):  # checking in evaluation mode would compile a second time
         baseline.eval()
         with torch.no_grad(), autocast(baseline.device, config.precision):
             check(name, loss_of(0))
         baseline.train()
     step = baseline_step(baseline, loss_of, config.precision)
-    for number in range(len(data.batches)):  # each may have a new shape, which is compiled once
+    for number in range(len(data.batches)):  # a batch may have a new shape, which is compiled once
         step(number).item()
+        progress.advance()
     return step
 
 
 def loss_function(name: str, baseline: Any, data: Data, compiled: Compiled = "no") -> LossOf:
-    """The loss of the opponent of this name, whose model is `baseline`."""
+    """Return the loss function of the baseline with this name, whose model is `baseline`."""
     if name == "unpadded_baseline":
         use_nested_attention(baseline)
         inputs = [unpadded_inputs(batch) for batch in data.batches]
@@ -380,12 +413,13 @@ def loss_function(name: str, baseline: Any, data: Data, compiled: Compiled = "no
 def _reason_left_out(
     name: str, device: torch.device, compiled: Compiled, architecture: Architecture
 ) -> str | None:
+    """Return why a baseline cannot or should not run here, None if it runs."""
     if name == "unpadded_baseline" and architecture == "modern":
-        return "its own unpadded path needs the kernels of flash-attn"
+        return "ModernBERT's unpadded path needs the package flash-attn"
     if name.endswith("compiled") and compiled == "no":
-        return "torch.compile was not asked for: --compile"
+        return "torch.compile is turned off by --no-compile"
     if name == "padded_compiled" and device.type != "cuda":
-        return f"compiled on CUDA alone; this run is on {device.type}"
+        return f"it is compiled only on CUDA, and this run uses {device.type}"
     if name == "unpadded_baseline" and device.type != "cuda":
-        return f"its attention kernels are for CUDA; this run is on {device.type}"
+        return f"its attention kernels need CUDA, and this run uses {device.type}"
     return None

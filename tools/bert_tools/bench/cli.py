@@ -1,29 +1,29 @@
-"""The sub-command `bench`: its measurements, their options, and the config to measure.
+"""The command `bench`: its sub-commands, their options, and the config to measure.
 
-Torch is imported only when one of them runs.
+Torch is imported only when a measurement runs, so that `--help` and errors appear at once.
 """
 
 import argparse
 import importlib
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_tools.bench.progress import Progress
 from bert_tools.common.results import aligned
 from mlperf_bert.arguments import Options, add_command
 from mlperf_bert.config.bounds import Bounds, option_name
-from mlperf_bert.config.files import add_config, load_config
+from mlperf_bert.config.files import add_config, config_to_tables, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     import torch
 
-BASE = Path(__file__).with_name("bench.toml")  # what is measured without --config
-OPTIMIZER_MODEL = (  # BERT-base
+BASE = Path(__file__).with_name("bench.toml")  # the config if --config is not given
+OPTIMIZER_MODEL = (  # BERT-base, which `bench optimizer` measures if --config is not given
     *("model.num_layers=12", "model.hidden_size=768"),
     *("model.num_heads=12", "model.intermediate_size=3072"),
 )
@@ -36,9 +36,9 @@ _BOUNDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the measurements, which are sub-commands of `bench`.
+    """Add the measurements as sub-commands of `bench`.
 
-    The module of the same name has `measure`.
+    Each has a module of the same name, which has a function `measure`.
     """
     parser.description = "Measure training speed on this machine. Nothing is trained or saved."
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="COMMAND")
@@ -90,14 +90,14 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
     measured.add_argument(
         "--peak-seconds",
         type=float,
-        default=3.0,  # long enough for clocks to fall
+        default=3.0,  # long enough for the clocks to slow down
         metavar="S",
         help="how long to measure matrix products",
     )
     measured.add_argument(
         "--profile",
         action="store_true",
-        help="list the step's kernels (CUDA) or operators (CPU) by their time",
+        help="also list the kernels (CUDA) or operators (CPU) that take most time",
     )
     measured.add_argument(
         "--out",
@@ -137,31 +137,33 @@ def run(args: argparse.Namespace) -> int:
     for name, bounds in _BOUNDS.items():
         if name in args:
             bounds.check(option_name(name), getattr(args, name))
-    config = make_config(args)  # mistakes show before torch is imported
-    device = _device(args, config)
-    module = importlib.import_module(f"bert_tools.bench.{args.measurement}")
+    config = make_config(args)  # reports a wrong setting before torch is imported
     options = {"steps": args.steps, "seconds": args.seconds}
     if args.measurement == "transformers":
         options |= {"compile": args.compile, "by_layer": args.by_layer}
-        says_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
-        if device.type == "cuda" and not says_mode:
-            config = replace(config, run=replace(config.run, step_mode="captured"))
     if args.measurement == "train":
         options |= {"peak_seconds": args.peak_seconds, "profile": args.profile, "out": args.out}
-    result = module.measure(config, device, _report, **options)
+    with Progress() as progress:
+        progress.start(f"loading torch to measure {_summary_of(config_to_tables(config))}")
+        device = _device(args, config)
+        module = importlib.import_module(f"bert_tools.bench.{args.measurement}")
+        states_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)
+        if args.measurement == "transformers" and device.type == "cuda" and not states_mode:
+            config = replace(config, run=replace(config.run, step_mode="captured"))
+        result = module.measure(config, device, progress, **options)
     print(json.dumps(result) if args.json else "\n".join(lines_of(result)))
     return 0
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """The figures of a measurement for people, by the keys of its JSON object.
+    """Format a measurement for people, one line per key of its JSON object.
 
-    The config is one line of what is asked about most; what is unknown is left out.
+    The config is summarized in one line, and unknown values are left out.
     """
     lines = []
     for name, value in result.items():
         if name == "config":
-            lines.append(f"{name:28} {_config_in_brief(value)}")
+            lines.append(f"{name:28} {_summary_of(value)}")
         elif isinstance(value, dict):
             lines += [f"{name}:", *(f"  {line}" for line in lines_of(value))]
         elif isinstance(value, list) and isinstance(value[0], dict):
@@ -175,7 +177,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """A figure with four digits, a range from its lowest to its highest, or a text."""
+    """Format a number with four digits, a list as "lowest .. highest", or a text unchanged."""
     if isinstance(value, list):
         return " .. ".join(map(_shown, value))
     if isinstance(value, float):
@@ -183,7 +185,8 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _config_in_brief(config: Mapping[str, Any]) -> str:
+def _summary_of(config: Mapping[str, Any]) -> str:
+    """Summarize in one line the settings of a config that matter most for speed."""
     model, parallel = config["model"], config["parallel"]
     return (
         f"{model['architecture']}, {model['num_layers']} layers, hidden {model['hidden_size']}, "
@@ -195,9 +198,9 @@ def _config_in_brief(config: Mapping[str, Any]) -> str:
 
 
 def make_config(args: argparse.Namespace) -> RunConfig:
-    """The config of one rank, from --config or bench.toml, and --set. Raises ConfigError.
+    """Return the config of one rank, from --config or bench.toml, and --set. Raises ConfigError.
 
-    A run's random seed is 1 here.
+    A random seed is replaced by 1, so that measurements are repeatable.
     """
     if args.config:
         one_rank = ("parallel.nodes=1", "parallel.ranks_per_node=1")
@@ -211,14 +214,10 @@ def make_config(args: argparse.Namespace) -> RunConfig:
 
 
 def _device(args: argparse.Namespace, config: RunConfig) -> "torch.device":
-    """The device that the config names; also sets the number of CPU threads."""
+    """Return the device that the config selects; also set the number of CPU threads."""
     import torch
 
     from mlperf_bert.distributed.launch import choose_device, read_rank_info
 
     torch.set_num_threads(args.threads)
     return choose_device(config.run.device, read_rank_info())
-
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -1,12 +1,13 @@
-"""Floating-point operations of a training step, and per second of this machine's matrix products.
+"""Floating-point operations of a training step, and the rate of this machine's matrix products.
 
-Operations of a step are counted as in publications. MFU is their share of the machine's rate, which
-is measured on the spot: products of the model's feed-forward halves, with as many rows as a batch
-has tokens, in a run so long that clocks fall.
+The operations of a step are counted as in publications. MFU (model FLOPs utilization) divides their
+rate by the rate that matrix products reach on the same machine. The latter is measured here with
+the two products of the model's feed-forward part and as many rows as a batch has tokens, for so
+long that the processor's clocks slow down as they do in training.
 
-A multiply-add is 2 operations, and backward costs twice a forward. Only matrix products count:
-normalisation, softmax, rotation, dropout and the update do not. In layers with windows a token
-attends to what it sees, whatever a policy computes beside that.
+A multiply-add counts as 2 operations, and the backward pass as twice the forward pass. Only matrix
+products count, not normalization, softmax, rotary positions, dropout or the update. In layers with
+a window, only the pairs of tokens within the window count, even if an implementation computes more.
 
 Shape letters: T tokens, L length of a sequence, D hidden, F feed-forward width, V vocabulary
 (padded), P masked positions, B sequences.
@@ -31,26 +32,32 @@ ROW_MULTIPLE = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """Operations of forward and backward, by part of the model."""
+    """Operations of the forward and backward pass, by part of the model."""
 
     encoder: float  # products with weights
     attention: float  # scores, and values weighted by them
     head: float  # logits of masked words
-    pooler: float  # and the next-sentence head
+    pooler: float  # pooler and next-sentence head
 
     @property
     def total(self) -> float:
-        """Operations of all parts."""
+        """Sum of the operations of all parts."""
         return self.encoder + self.attention + self.head + self.pooler
 
 
 def model_flops(
     model: ModelSection, lengths: Sequence[float], masked_counts: Sequence[float]
 ) -> Flops:
-    """Operations for these sequences by the published convention: all layers whole, no padding.
+    """Count the operations for sequences of these lengths by the published convention.
 
-    `masked_counts` are the masked positions of each. The result over time and over the machine's
-    peak is MFU (model FLOPs utilisation, arXiv 2204.02311, appendix B).
+    The convention counts every layer for all tokens, even if the last layer computes fewer, and no
+    padding. The count divided by the time and by the machine's peak rate is MFU (arXiv 2204.02311,
+    appendix B).
+
+    Args:
+        model: the model.
+        lengths: tokens of each sequence.
+        masked_counts: masked positions of each sequence.
     """
     hidden, factor = model.hidden_size, PER_MULTIPLY_ADD * PASSES
     num_pairs = len(lengths) if model.objective == "mlm_nsp" else 0
@@ -63,7 +70,7 @@ def model_flops(
 
 
 def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
-    """Pairs of tokens that see each other, of all layers."""
+    """Count the pairs of tokens that attend to each other, summed over all layers."""
     num_global = sum(map(model.is_global, range(model.num_layers)))
     seen = num_global * sum(length**2 for length in lengths)
     if num_global == model.num_layers:
@@ -76,22 +83,22 @@ def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
 
 
 def _layer_products(model: ModelSection) -> int:
-    """Multiply-adds of a token in one layer without attention: 4 D^2 + 2 D F; gated, 3 D F."""
+    """Count the multiply-adds per token of a layer's weights: 4 D^2 + 2 D F (3 D F if gated)."""
     matrices = 3 if model.architecture == "modern" else 2
     return 4 * model.hidden_size**2 + matrices * model.hidden_size * model.intermediate_size
 
 
 def peak_dtype(model: ModelSection) -> torch.dtype:
-    """The dtype of the factors of the model's products."""
+    """Return the dtype of the factors of the model's matrix products."""
     return torch.float8_e4m3fn if model.precision == "fp8" else COMPUTED_IN[model.precision]
 
 
 def measure_peak(
     model: ModelSection, num_tokens: int, device: torch.device, seconds: float
 ) -> tuple[float | None, str | None]:
-    """TFLOP/s of products of [num_tokens, hidden] with feed-forward matrices, run for `seconds`.
+    """Measure for `seconds` how fast the device multiplies [num_tokens, hidden] matrices.
 
-    Without such products on the device it is None, and the second is the reason.
+    Returns TFLOP/s and None, or None and the reason if the device has no such product.
     """
     rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
     sizes = model.hidden_size, model.intermediate_size
@@ -104,14 +111,14 @@ def measure_peak(
         taken = timer.timeit(max(1, round(seconds / once))).mean
     except (RuntimeError, NotImplementedError) as error:
         return None, str(error).splitlines()[0]
-    # Two products a call.
+    # Each call computes two products.
     return 2 * PER_MULTIPLY_ADD * rows * sizes[0] * sizes[1] / 1e12 / taken, None
 
 
 def _products(
     rows: int, hidden: int, wide: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], None]:
-    """A function that does both products of the feed-forward part."""
+    """Return a function that computes both products of the feed-forward part."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)

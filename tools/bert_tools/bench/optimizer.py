@@ -1,4 +1,4 @@
-"""`bench optimizer`: our update of a whole model against a loop over its tensors and torch's."""
+"""`bench optimizer`: compare our update of a model with a loop over tensors and with torch's."""
 
 import copy
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_tools.bench.baseline import fused_adamw
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import Contender, InterleavedTimes
 from bert_tools.bench.train import surroundings
 from mlperf_bert.config.run_config import RunConfig
@@ -27,12 +28,13 @@ RULES = (
 )
 REFERENCE = "per-tensor loop"
 GRADIENT_SIZE = 1e-3  # standard deviation
-LARGEST_DIFFERENCE = 2e-6  # of a weight, after all steps; one step moves it by about the rate
+# Of a weight, after all steps. One step changes a weight by about the learning rate of 1e-3.
+LARGEST_DIFFERENCE = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Updater:
-    """A contender and the weights that it updates, in the model's order."""
+    """A contender and the weights that it updates, in the order of the model's parameters."""
 
     run: Contender
     weights: list[Tensor]
@@ -41,19 +43,20 @@ class Updater:
 def measure(
     config: RunConfig,
     device: torch.device,
-    report: Callable[[str], None],
+    progress: Progress,
     *,
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """The JSON object of `bench optimizer`, from at most `steps` updates by each.
+    """Return the JSON object of `bench optimizer`, from at most `steps` updates by each contender.
 
-    After `seconds` no further update of a rule begins. Raises ConfigError if a contender's weights
+    No further update by a rule starts after `seconds`. Raises ConfigError if a contender's weights
     differ from the reference's.
     """
     seed, rows = int(config.run.seed), []
-    for rule in RULES:
-        # In fp32 at any precision of the config: no contender's weights are rounded.
+    for number, rule in enumerate(RULES, 1):
+        progress.start(f"building the model for {rule.name}, rule {number} of {len(RULES)}")
+        # The weights are fp32 at any precision of the config, so no contender rounds them.
         model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
         updaters, new_gradients = make_updaters(model, rule, seed)
         contenders = {
@@ -61,9 +64,8 @@ def measure(
             **{name: updater.run for name, updater in updaters.items()},
         }
         times = InterleavedTimes(contenders, num_batches=1)
-        times.run_once()
-        report(f"measuring {rule.name}")
-        times.measure(num_steps=steps, seconds=seconds, report=report)
+        times.run_once(progress)
+        times.measure(num_steps=steps, seconds=seconds, progress=progress)
         differences = check_same_weights(rule, updaters)
         rows += [
             {
@@ -91,7 +93,10 @@ def measure(
 def make_updaters(
     model: BertForPretraining, rule: OptimSection, seed: int
 ) -> tuple[dict[str, Updater], Contender]:
-    """Contenders by name, each with its own weights and state; and a drawer of gradients."""
+    """Return the contenders by name, and a function that draws new gradients for all of them.
+
+    Each contender has its own weights and optimizer state.
+    """
     named = dict(model.named_parameters())
     gradients = {name: torch.empty_like(each) for name, each in named.items()}
     device = next(iter(gradients.values())).device
@@ -110,21 +115,23 @@ def make_updaters(
 
 
 def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
-    """Largest difference of each contender's weights from the reference's.
+    """Return the largest difference of each contender's weights from the reference's.
 
-    Raises ConfigError above LARGEST_DIFFERENCE: times of different updates mean nothing.
+    Raises ConfigError if it exceeds LARGEST_DIFFERENCE, because the times of updates that compute
+    different results cannot be compared.
     """
     reference = updaters[REFERENCE].weights
     differences = {}
     for name, updater in updaters.items():
         pairs = zip(updater.weights, reference, strict=True)
-        # torch's maximum of a NaN is NaN.
+        # A NaN is noticed, because torch's maximum of values with a NaN is NaN.
         difference = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
         if not difference <= LARGEST_DIFFERENCE:
             raise ConfigError(
                 "bench optimizer",
-                f"{rule.name}, {name}: weights differ by {difference:.1e} from the reference's",
-                "nothing is compared; use a version of torch that the tests pass with",
+                f"{rule.name}, {name}: weights differ by {difference:.1e} from the reference's, "
+                "so the times cannot be compared",
+                "install a torch version that pyproject.toml allows",
             )
         differences[name] = difference
     return differences
@@ -133,10 +140,10 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
 def _loop(
     rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
 ) -> Updater:
-    """The readable update, tensor by tensor."""
+    """Return the reference: the plain update, one tensor at a time."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
-    updates = [_readable_update(rule, name) for name in named]
+    updates = [_plain_update(rule, name) for name in named]
     numbers = count(1)
 
     @torch.no_grad()
@@ -151,8 +158,8 @@ def _loop(
     return Updater(run, weights)
 
 
-def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
-    """The readable update of the tensor of this name."""
+def _plain_update(rule: OptimSection, name: str) -> Callable[..., None]:
+    """Return the plain update of the tensor with this name."""
     update = partial(
         lamb_update if rule.name == "lamb" else adamw_update,
         lr=rule.learning_rate,
@@ -165,6 +172,7 @@ def _readable_update(rule: OptimSection, name: str) -> Callable[..., None]:
 
 
 def _torch_adamw(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
+    """Return torch's fused AdamW, which updates a copy of the model."""
     twin = copy.deepcopy(model)
     for name, parameter in twin.named_parameters():
         parameter.grad = gradients[name]
@@ -179,7 +187,11 @@ def _torch_adamw(rule: OptimSection, model: nn.Module, gradients: dict[str, Tens
 
 
 def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
-    """Our update; a backward may leave gradients anywhere, so moving them is part of it."""
+    """Return our update of flat buffers.
+
+    It includes copying the gradients into the buffers, because a backward pass may leave them
+    anywhere.
+    """
     optimizer = make_optimizer_alone(rule, model)
     named = dict(model.named_parameters())
     weights = [each.detach() for each in named.values()]

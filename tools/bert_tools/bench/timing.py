@@ -1,6 +1,7 @@
-"""Times of steps of one contender or of several in turn, and handling of out-of-memory errors.
+"""Timing of training steps, of one contender or of several in turn.
 
-Contenders take turns on the same work, so that a busy machine slows all of them.
+Contenders take turns on the same work, so that a busy machine slows all of them equally. A baseline
+that runs out of memory is left out and freed, so that the others can continue.
 """
 
 import gc
@@ -11,42 +12,53 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
+from bert_tools.bench.progress import Progress
+
 Contender = Callable[[int], Tensor]
-"""Does one step on the batch of this number and returns a scalar that depends on its work."""
+"""Runs one step on the batch with this number and returns a scalar that depends on its work."""
 OUT_OF_MEMORY = "out of memory"
 FEWEST_STEPS = 3
 
 
 def reason_of(error: Exception) -> str:
-    """The error's first line: the reason why there is no figure."""
+    """Return the first line of an error, as the reason why there is no measurement."""
     line = (str(error).splitlines() or [""])[0]
     is_memory = isinstance(error, torch.OutOfMemoryError)
     return f"{OUT_OF_MEMORY} ({line})" if is_memory else f"{type(error).__name__}: {line}"
 
 
 def free_memory() -> None:
-    """Free unused memory; call it after the `except` block, as an error holds tensors."""
-    gc.collect()  # a model's parts refer to each other
+    """Free unused memory.
+
+    Call it after an `except` block, not within, because the error keeps references to tensors.
+    """
+    gc.collect()  # because the parts of a model refer to each other
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def seconds_of(run: Contender, batch: int) -> float:
-    """Wall seconds of one step; reading its scalar waits for the device."""
+    """Return the wall-clock seconds of one step, including the wait for the device."""
     start = time.perf_counter()
     run(batch).item()
     return time.perf_counter() - start
 
 
-def time_steps(run: Contender, *, warm_up: int, steps: int, seconds: float) -> tuple[int, float]:
-    """Number of measured steps and mean milliseconds of one; the host waits at the end only.
+def time_steps(
+    run: Contender, *, warm_up: int, steps: int, seconds: float, progress: Progress
+) -> tuple[int, float]:
+    """Return how many steps were measured, and their mean duration in milliseconds.
 
-    Runs as many as fit into `seconds` by the last one of the warm-up: FEWEST_STEPS at least,
-    `steps` at most.
+    The number is as many as fit into `seconds`, judged by the last of `warm_up` steps, at least
+    FEWEST_STEPS and at most `steps`. The host waits for the device only after the last step, as in
+    training.
     """
+    progress.start("warming up", total=warm_up)
     for number in range(warm_up):
         taken = seconds_of(run, number)
+        progress.advance()
     count = max(FEWEST_STEPS, min(steps, int(seconds / taken)))
+    progress.start(f"measuring {count} steps", seconds=count * taken)
     start = time.perf_counter()
     for number in range(warm_up, warm_up + count):
         scalar = run(number)
@@ -55,7 +67,7 @@ def time_steps(run: Contender, *, warm_up: int, steps: int, seconds: float) -> t
 
 
 class InterleavedTimes:
-    """Wall seconds of every visit to every batch by every contender."""
+    """The wall-clock seconds that each contender took for each batch, each time it ran on it."""
 
     def __init__(
         self,
@@ -64,10 +76,14 @@ class InterleavedTimes:
         *,
         may_fail: Collection[str] = (),
     ) -> None:
-        """Contenders in `may_fail` are left out and freed when they fail, as of want of memory."""
+        """Prepare to time these contenders.
+
+        Those named in `may_fail` are left out and freed when they fail, for example when they run
+        out of memory. A failure of any other contender ends the measurement.
+        """
         self._contenders = dict(contenders)
         self._may_fail = frozenset(may_fail)
-        self.reasons: dict[str, str] = {}  # reasons for those left out
+        self.reasons: dict[str, str] = {}  # why a contender was left out
         self._seconds: dict[str, list[list[float]]] = {
             name: [[] for _ in range(num_batches)] for name in contenders
         }
@@ -75,16 +91,18 @@ class InterleavedTimes:
 
     @property
     def names(self) -> list[str]:
-        """Names of the contenders."""
+        """Names of the contenders that have not failed."""
         return list(self._contenders)
 
-    def run_once(self) -> None:
-        """Run the first batch on each, unmeasured."""
+    def run_once(self, progress: Progress) -> None:
+        """Warm up each contender with one step on the first batch, which is not recorded."""
+        progress.start("warming up all contenders", total=len(self.names))
         for name in self.names:
             self._seconds_of(name, 0)
+            progress.advance()
 
     def _seconds_of(self, name: str, batch: int) -> float | None:
-        """Seconds of a step; None if it failed, after freeing its parts."""
+        """Return the seconds of a step; None if it failed, after freeing the contender."""
         try:
             return seconds_of(self._contenders[name], batch)
         except RuntimeError as error:
@@ -95,37 +113,51 @@ class InterleavedTimes:
         free_memory()
         return None
 
-    def measure(self, *, num_steps: int, seconds: float, report: Callable[[str], None]) -> None:
-        """Run each step on all contenders in turn, batch after batch, again and again.
+    def measure(self, *, num_steps: int, seconds: float, progress: Progress) -> None:
+        """Run the contenders in turn on one batch after another, and record their times.
 
-        Stops after `num_steps` steps, or at the first step that ends after `seconds` once every
-        batch was visited; `report` gets a line for each step. Each contender must have run before.
-        One that may fail and does has no times from then on.
+        Stops after `num_steps` steps, or after the first step that ends later than `seconds`, but
+        not before every batch was measured once. Each contender must have run before.
         """
         num_batches = len(next(iter(self._seconds.values())))
+        progress.start(f"measuring up to {num_steps} steps of each of {', '.join(self.names)}")
         start = time.perf_counter()
         while self.num_steps < num_steps:
-            if self.num_steps >= num_batches and time.perf_counter() - start > seconds:
+            elapsed = time.perf_counter() - start
+            if self.num_steps >= num_batches and elapsed > seconds:
                 return
             batch = self.num_steps % num_batches
             parts = []
             for name in self.names:
                 taken = self._seconds_of(name, batch)
                 if taken is None:
-                    parts.append(f"{name} {self.reasons[name]}")
+                    parts.append(f"{name} stopped ({self.reasons[name]})")
                     continue
                 self._seconds[name][batch].append(taken)
                 parts.append(f"{name} {taken:.3f} s")
             self.num_steps += 1
-            report(f"step {self.num_steps}/{num_steps}: " + ", ".join(parts))
+            left = self._seconds_left(num_steps, seconds, time.perf_counter() - start)
+            line = f"step {self.num_steps}/{num_steps}: {', '.join(parts)}"
+            progress.say(f"{line}; at most about {left:.0f} s left")
+
+    def _seconds_left(self, num_steps: int, seconds: float, elapsed: float) -> float:
+        """Estimate how long `measure` will still take, from the steps so far."""
+        num_batches = len(next(iter(self._seconds.values())))
+        per_step = elapsed / self.num_steps
+        until_all_batches = (num_batches - self.num_steps) * per_step
+        until_limit = max(until_all_batches, seconds - elapsed)
+        return max(0.0, min((num_steps - self.num_steps) * per_step, until_limit))
 
     def seconds_per_batch(self, name: str) -> float:
-        """Mean over the visited batches of the median of their visits."""
+        """Return the median time of each measured batch, averaged over the batches."""
         visits = [visits for visits in self._seconds[name] if visits]
         return statistics.fmean(statistics.median(seconds) for seconds in visits)
 
     def range_of_ratios(self, above: str, below: str) -> list[float]:
-        """Lowest, median and highest ratio of two contenders' seconds, one pass over batches."""
+        """Return the lowest, median and highest ratio of two contenders' times.
+
+        Each ratio is of the seconds for one pass over all batches, `above` divided by `below`.
+        """
         rounds = [
             [sum(visits) for visits in zip(*self._seconds[name], strict=False)]
             for name in (above, below)

@@ -1,7 +1,7 @@
-"""`bench train`: rate of our training step, the share of the machine that it uses, its profile.
+"""`bench train`: speed of our training step, its share of the machine's peak, and its profile.
 
-A profile is the step's time by kernel on CUDA, and by operator on a CPU, without the time of the
-operators that it calls, from torch's profiler.
+The profile comes from torch's profiler. It lists the time per kernel on CUDA, and per operator on a
+CPU. The time of an operator excludes that of the operators it calls.
 """
 
 import gzip
@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
 from bert_tools.bench.flops import measure_peak, model_flops, peak_dtype
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import time_steps
 from bert_tools.bench.training_run import TrainingRun, training_run
 from mlperf_bert.config.files import config_to_tables
@@ -26,15 +27,15 @@ from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import check_writable, write_file
 from mlperf_bert.run.metrics import memory_bytes
 
-NUM_UPDATES = 4  # distinct ones; each is measured several times
+NUM_UPDATES = 4  # distinct updates, each of which is measured several times
 PROFILED_STEPS = 3
-MOST_ROWS = 20  # of a profile
+MOST_ROWS = 20  # in a profile
 
 
 def measure(
     config: RunConfig,
     device: torch.device,
-    report: Callable[[str], None],
+    progress: Progress,
     *,
     steps: int,
     seconds: float,
@@ -42,24 +43,38 @@ def measure(
     profile: bool,
     out: Path | None,
 ) -> dict[str, Any]:
-    """The JSON object of `bench train`, from at most `steps` steps in about `seconds`.
+    """Return the JSON object of `bench train`.
 
-    `peak_seconds`: length of the run of matrix products. With `profile` the object lists the
-    kernels or operators of a step, and `out` is a file for torch's trace of one. Raises ConfigError
-    for `out` without `profile`, DataError if it cannot be written.
+    Args:
+        config: the config of one rank.
+        device: where to run it.
+        progress: shows what is being measured.
+        steps: largest number of steps to measure.
+        seconds: how long to measure steps, approximately.
+        peak_seconds: how long to measure matrix products.
+        profile: list the kernels or operators of a step.
+        out: with `profile`, the file for torch's trace of one step.
+
+    Raises:
+        ConfigError: `out` is given without `profile`.
+        DataError: `out` cannot be written.
     """
     if out is not None:
         if not profile:
-            raise ConfigError("--out", "is for --profile", "add --profile, or leave --out away")
+            raise ConfigError("--out", "needs --profile", "add --profile or remove --out")
         check_writable(out)
-    report(f"building on {device}, step {config.run.step_mode}")
+    progress.start(f"building the model on {device} (step {config.run.step_mode})")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
-        warm_up = max(3, len(run.updates))  # with every update
-        count, step_ms = time_steps(run, warm_up=warm_up, steps=steps, seconds=seconds)
+        warm_up = max(3, len(run.updates))  # so that every update has run once
+        count, step_ms = time_steps(
+            run, warm_up=warm_up, steps=steps, seconds=seconds, progress=progress
+        )
         memory = memory_bytes(device)
         loss = run(count).item()
+        if profile:
+            progress.start("profiling a few steps")
         found = profiled(run, out) if profile else None
-    report(f"{count} steps; now the rate of matrix products alone")
+    progress.start("measuring matrix products", seconds=peak_seconds)
     tokens = statistics.fmean(len(batch.input_ids) for update in run.updates for batch in update)
     peak, peak_reason = measure_peak(config.model, round(tokens), device, peak_seconds)
     rates = rates_of(run, step_ms)
@@ -80,13 +95,13 @@ def measure(
 
 
 def rates_of(run: TrainingRun, step_ms: float) -> dict[str, Any]:
-    """Sequences, real tokens and operations per second."""
+    """Return the sequences, real tokens and operations per second, among others."""
     batches = [batch for update in run.host_updates for batch in update]
     lengths = [length for batch in batches for length in batch.lengths]
     flops = sum(
         model_flops(run.config.model, batch.lengths, batch.masked_counts).total for batch in batches
     )
-    per_s = 1e3 / step_ms / len(run.host_updates)  # of all updates
+    per_s = 1e3 / step_ms / len(run.host_updates)  # passes over all updates per second
     return {
         "samples_per_s": len(lengths) * per_s,
         "tokens_per_s": sum(lengths) * per_s,
@@ -99,7 +114,7 @@ def rates_of(run: TrainingRun, step_ms: float) -> dict[str, Any]:
 
 
 def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
-    """The question asked, and the machine."""
+    """Return the config that was measured, and the machine and versions it ran on."""
     is_cuda = device.type == "cuda"
     return {
         "config": config_to_tables(config),
@@ -111,13 +126,14 @@ def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
 
 
 def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
-    """What a step of a warm run is made of, from PROFILED_STEPS steps.
+    """Profile PROFILED_STEPS steps of a run that is warmed up.
 
-    With `out`, the trace of one more step is written there: gzipped JSON, for chrome://tracing and
-    Perfetto. Raises DataError if it cannot be written, or nothing was recorded.
+    If `out` is given, the trace of one more step is written there as gzipped JSON, for
+    chrome://tracing and Perfetto. Raises DataError if it cannot be written or nothing was recorded.
     """
     device = run.device
-    record(lambda: _steps(run, 1), device)  # the first record of a process may lack kernels
+    # The first recording of a process may lack kernels, so it is not used.
+    record(lambda: _steps(run, 1), device)
     recorded = record(lambda: _steps(run, PROFILED_STEPS), device)
     if out is not None:
         _write_trace(record(lambda: _steps(run, 1), device), out)
@@ -126,11 +142,11 @@ def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
 
 
 def record(run: Callable[[], None], device: torch.device) -> Any:
-    """The profile of everything that `run` does on `device`."""
+    """Return torch's profile of everything that `run` does on `device`."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.synchronize(device)
-    # Of CUDA alone, records have come back empty.
+    # Recording only CUDA activity has returned empty profiles.
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
     with profiler(activities=activities) as found:
         run()
@@ -140,7 +156,7 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
 
 
 def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
-    """The largest names of a step, and the time in which nothing ran.
+    """Return the kernels or operators that take most time per step, and the time without any.
 
     Raises DataError if nothing was recorded.
     """
@@ -152,12 +168,12 @@ def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any
         if event.device_type == wanted and not getattr(event, "is_user_annotation", False)
     ]
     if not events:
-        raise DataError("torch's profiler", "recorded no kernel", "start it once more")
-    of_name: dict[str, list[float]] = {}
+        raise DataError("torch's profiler", "recorded no kernel", "run the command again")
+    times_us: dict[str, list[float]] = {}
     for each in events:
         own_us = each.time_range.elapsed_us() if is_cuda else each.self_cpu_time_total
-        of_name.setdefault(each.name, []).append(own_us)
-    total = sum(map(sum, of_name.values()))
+        times_us.setdefault(each.name, []).append(own_us)
+    total = sum(map(sum, times_us.values()))
     whole_us, idle_us = gaps([(each.time_range.start, each.time_range.end) for each in events])
     return {
         "steps": num_steps,
@@ -169,7 +185,7 @@ def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any
                 "share": sum(us) / total,
                 "calls": len(us) / num_steps,
             }
-            for name, us in sorted(of_name.items(), key=lambda each: -sum(each[1]))[:MOST_ROWS]
+            for name, us in sorted(times_us.items(), key=lambda each: -sum(each[1]))[:MOST_ROWS]
         ],
         "calls": len(events) / num_steps,
         "gap_share": sum(idle_us) / whole_us,
@@ -179,9 +195,9 @@ def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any
 
 
 def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
-    """Time from the first start to the last end, and each stretch in which nothing ran.
+    """Return the time from the first start to the last end, and each period in which nothing ran.
 
-    `spans` are starts and ends, at least one, on any streams and threads.
+    `spans` has at least one pair of start and end. They may overlap and be in any order.
     """
     idle = []
     ordered = sorted(spans)
@@ -196,11 +212,12 @@ def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
 def _steps(run: TrainingRun, count: int) -> None:
     for number in range(count):
         loss = run(number)
-    loss.item()  # the device has finished
+    loss.item()  # waits until the device has finished
 
 
 def _write_trace(recorded: Any, path: Path) -> None:
-    with tempfile.TemporaryDirectory() as directory:  # torch does not report a full disk
+    # `write_file` reports a full disk of `path`, which torch's export does not.
+    with tempfile.TemporaryDirectory() as directory:
         plain = Path(directory) / "trace.json"
         recorded.export_chrome_trace(str(plain))
         write_file(path, gzip.compress(plain.read_bytes()))

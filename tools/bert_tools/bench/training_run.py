@@ -1,6 +1,6 @@
-"""The training step that `bench` measures, as in a run, with its batches on the device.
+"""The training step that `bench` measures: that of a real run, with its batches on the device.
 
-The batches have random words in published lengths, padded as in a run.
+The batches have random words and published sequence lengths, and are padded as in a run.
 """
 
 import math
@@ -37,7 +37,10 @@ Update = tuple[UnpaddedBatch, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRun:
-    """A call makes one update, as the step of that number, on the updates in turn."""
+    """A run of one rank. Calling it with a step number makes one update, cycling through `updates`.
+
+    A number beyond the config's last step starts again from the first, with its learning rate.
+    """
 
     config: RunConfig
     device: torch.device
@@ -45,16 +48,16 @@ class TrainingRun:
     optimizer: FlatOptimizer
     step: Step
     host_updates: list[Update]  # without padding
-    updates: list[Update]  # on the device; padded where the step is captured
+    updates: list[Update]  # on the device, and padded if the step is captured
 
     def __call__(self, number: int) -> Tensor:
-        """Make update `number`, counted from 0; returns the loss before it, 0-d."""
+        """Make update `number`, counted from 0. Returns the loss before it, 0-d."""
         update = self.updates[number % len(self.updates)]
         return self.step(1 + number % self.config.max_steps, update).loss
 
     @property
     def padding_share(self) -> float:
-        """Share of padding among the computed tokens."""
+        """Share of the computed tokens that are padding, 0 .. 1."""
         real, computed = (
             sum(len(batch.input_ids) for update in updates for batch in update)
             for updates in (self.host_updates, self.updates)
@@ -63,7 +66,7 @@ class TrainingRun:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Use a stream of its own on CUDA, as the default one cannot be captured."""
+    """Return a context that uses a new CUDA stream, because the default one cannot be captured."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -73,13 +76,15 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
 def training_run(
     config: RunConfig, device: torch.device, *, num_updates: int
 ) -> Iterator[TrainingRun]:
-    """Build a run on one rank, as training does, and free it.
+    """Build a run on one rank, as training does, and free it at the end of the context.
 
-    Raises ConfigError if it cannot run.
+    Raises ConfigError if the config cannot run here.
     """
     seed = int(config.run.seed)
-    if device.type == "cuda":  # before the capture, as a replay allocates nothing
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # else there are no statistics to reset
+    # The memory peak is reset before the capture, because a replay allocates nothing. There are no
+    # statistics to reset before CUDA is initialized.
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats(device)
     updates = run_updates(config, num_updates)
     shapes = run_shapes(config) if config.run.step_mode == "captured" else ()
@@ -98,26 +103,28 @@ def run_of_model(
     updates: list[Update],
     shapes: tuple[StaticShape, ...],
 ) -> Iterator[TrainingRun]:
-    """The step of a run of `config` on this one rank, ready to call; freed at the end.
+    """Prepare the training step of `config` on one rank; it is freed at the end of the context.
 
-    It skips a run's full-length warm-up, which needs twice the memory of real lengths.
+    It skips a run's warm-up on full-length batches, which needs twice the memory of real lengths.
 
     Args:
-        model: with its initial weights, on its device.
-        updates: on the host, without padding.
-        shapes: shapes of a captured step; none for an eager one.
+        model: the model with its initial weights, on its device.
+        config: the config of the run.
+        updates: the updates, on the host, without padding.
+        shapes: the shapes of a captured step, or none for an eager one.
     """
     device = model.step.device
     padded_updates = [padded(update, shapes) for update in updates]
     needed = {batch.shape for update in padded_updates for batch in update}
-    shapes = tuple(shape for shape in shapes if shape in needed)  # a capture takes seconds
+    # Only the shapes that are needed are captured, because each capture takes seconds.
+    shapes = tuple(shape for shape in shapes if shape in needed)
     if shapes:
         check_capturable(model.attention, device)
     averaged, initial = make_data_parallel(model, config, ALONE, device)
     optimizer = make_optimizer(
         config.optim, averaged.buffers, initial, averaged.gradients, averaged.shards
     )
-    del initial  # a sharded optimizer keeps a part of its own
+    del initial  # a sharded optimizer keeps its own copy of its share
     rates, precision = rates_of_run(config, device), config.model.precision
     eager = EagerStep(averaged.model, optimizer, rates, averaged.clipping, model.step, precision)
     step: Step = eager
@@ -138,7 +145,7 @@ def run_of_model(
 
 
 def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
-    """Distinct updates as one rank of `config` gets them, on the host, unpadded."""
+    """Return distinct updates as one rank of `config` gets them, on the host, without padding."""
     shape = (num_updates, config.parallel.grad_accum_steps, config.parallel.local_batch_size)
     seed = derive_seed(int(config.run.seed), "lengths")
     lengths = real_lengths(math.prod(shape), config.data.max_seq_length, seed)
@@ -146,36 +153,39 @@ def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
 
 
 def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
-    """An update of made-up samples for each row of `lengths`, on the host, unpadded.
+    """Make an update of synthetic samples for each row of `lengths`, on the host, without padding.
 
     `lengths` is int64 [updates, micro-batches, sequences].
     """
     data, updates = config.data, []
     ids = np.arange(lengths.size).reshape(lengths.shape)
-    for row, of_update in enumerate(lengths):
+    for row, update_lengths in enumerate(lengths):
+        first_batch = row * len(update_lengths)
         samples = [
             synthetic_samples(
-                of_micro_batch,
+                batch_lengths,
                 vocab_size=config.model.vocab_size,
                 max_predictions=data.max_predictions,
-                seed=derive_seed(int(config.run.seed), "samples", row * len(of_update) + number),
+                seed=derive_seed(int(config.run.seed), "samples", first_batch + number),
                 masking_rate=data.masking_rate,
             )
-            for number, of_micro_batch in enumerate(of_update)
+            for number, batch_lengths in enumerate(update_lengths)
         ]
         num_masked = float(sum(each.masked_counts.sum() for each in samples))
-        num_sequences = float(of_update.size)
+        num_sequences = float(update_lengths.size)
         updates.append(
             tuple(
-                make_batch(each, of, mlm_denominator=num_masked, nsp_denominator=num_sequences)
-                for each, of in zip(samples, ids[row], strict=True)
+                make_batch(
+                    each, batch_ids, mlm_denominator=num_masked, nsp_denominator=num_sequences
+                )
+                for each, batch_ids in zip(samples, ids[row], strict=True)
             )
         )
     return updates
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
-    """The update padded to the smallest shape that holds it; unchanged if none does."""
+    """Pad an update to the first of `shapes` that fits it; return it unchanged if none does."""
     sizes = {
         "tokens": np.array([len(batch.input_ids) for batch in update]),
         "sequences": np.array([len(batch.lengths) for batch in update]),
@@ -193,24 +203,25 @@ def synthetic_samples(
     seed: int,
     masking_rate: float = STORED_MASKING_RATE,
 ) -> Samples:
-    """Samples of these lengths; all else is drawn from the seed.
+    """Make random samples of the given lengths.
 
-    Words are uniform over 1 .. vocab_size - 1 (0 is padding, which some models treat specially).
-    Segments, and number and choice of masked positions, are as in `prepare`.
+    Words are uniform over 1 .. vocab_size - 1, because 0 is padding, which some models treat
+    specially. Segments and masked positions are chosen as in `prepare`.
 
     Args:
         lengths: int64 [n], each at least SHORTEST.
-        vocab_size: words of the vocabulary, at least 2.
-        max_predictions: most masked positions of a sample.
-        seed: seed of all draws.
-        masking_rate: share of a sample's tokens that are masked.
+        vocab_size: size of the vocabulary, at least 2.
+        max_predictions: largest number of masked positions in a sample.
+        seed: seed of all random numbers.
+        masking_rate: share of a sample's tokens to mask.
     """
     generator = np.random.default_rng(seed)
     segment_b_start = generator.integers(3, lengths - 1)
     masked_counts = masked_counts_of(lengths, max_predictions, masking_rate)
     masked_positions = []
     for length, start, count in zip(lengths, segment_b_start, masked_counts, strict=True):
-        words = np.delete(np.arange(1, length - 1), start - 2)  # not [CLS], not the [SEP]s
+        # Positions of words: all except that of [CLS] and those of the two [SEP].
+        words = np.delete(np.arange(1, length - 1), start - 2)
         masked_positions.append(np.sort(generator.choice(words, size=count, replace=False)))
     return Samples(
         input_ids=generator.integers(1, vocab_size, int(lengths.sum())),

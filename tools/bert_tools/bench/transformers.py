@@ -1,9 +1,9 @@
-"""`bench transformers`: our training step and that of `transformers`, on the same lengths.
+"""`bench transformers`: compare our training step with that of the `transformers` library.
 
-The headline compares ours with the strongest of the others on this machine.
+Both train the same model on sequences of the same lengths. The headline compares ours with the
+fastest baseline on this machine.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bert_tools.bench.baseline import (
+    BASELINES,
     CLIP,
-    OPPONENTS,
     OPTIM,
     OPTIMIZER_IN_WORDS,
     Compiled,
@@ -22,10 +22,11 @@ from bert_tools.bench.baseline import (
     import_transformers,
     loss_function,
     make_baseline,
-    make_opponents,
     masked_inputs,
     padded_inputs,
+    prepare_baselines,
 )
+from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import InterleavedTimes
 from bert_tools.bench.train import surroundings
 from bert_tools.bench.training_run import (
@@ -43,37 +44,47 @@ from mlperf_bert.model.layers import pretraining_loss
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.eager import training_loss_sums
 
-NUM_BATCHES = 4  # distinct ones; each is measured several times
-WINDOW = 50  # batches within which the other side sorts, as `transformers` does (group_by_length)
+NUM_BATCHES = 4  # distinct batches, each of which is measured several times
+WINDOW = 50  # batches that baselines sort at once, as group_by_length of `transformers` does
 LARGEST_LOSS_DIFFERENCE = 1e-5
-LARGEST_CUDA_DIFFERENCE = 1e-4  # fp32 too, but products are summed in other orders
-LARGEST_ROUNDED_DIFFERENCE = 0.05  # difference of a loss near 10, in 16 bits or fewer
+LARGEST_CUDA_DIFFERENCE = 1e-4  # also in fp32, but CUDA sums products in a different order
+LARGEST_ROUNDED_DIFFERENCE = 0.05  # of a loss near 10, computed in 16 bits or fewer
 
 
 def measure(
     config: RunConfig,
     device: torch.device,
-    report: Callable[[str], None],
+    progress: Progress,
     *,
     steps: int,
     seconds: float,
     compile: bool,
     by_layer: bool,
 ) -> dict[str, Any]:
-    """The JSON object of `bench transformers`, from at most `steps` steps per side.
+    """Return the JSON object of `bench transformers`.
 
-    Once every batch was measured, no further step begins after `seconds`. The other side also goes
-    through torch.compile, whole or `by_layer`, unless `compile` is false; in precisions other than
-    fp32 it keeps fp32 weights and runs under autocast. Raises ConfigError if transformers is
-    missing, or the two sides' losses differ.
+    In precisions other than fp32, the baselines keep fp32 weights and run under autocast.
+
+    Args:
+        config: the config of one rank.
+        device: where to run it.
+        progress: shows what is being measured.
+        steps: largest number of measured steps of each contender.
+        seconds: no further step starts after this time, once every batch was measured.
+        compile: also measure the baselines through torch.compile.
+        by_layer: compile each layer separately instead of the whole model.
+
+    Raises:
+        ConfigError: transformers is not installed, or its losses differ from ours.
     """
+    progress.start("loading transformers")
     version = import_transformers().__version__
     config = as_both_train(config)
     compiled: Compiled = ("by layer" if by_layer else "whole") if compile else "no"
     with own_stream(device):
         return {
             "schema_version": 3,
-            **_compared(config, compiled, device, report, steps, seconds),
+            **_compared(config, compiled, device, progress, steps, seconds),
             **surroundings(config, device),
             "optimizer": OPTIMIZER_IN_WORDS,
             "compiled": compiled,
@@ -85,38 +96,42 @@ def _compared(
     config: RunConfig,
     compiled: Compiled,
     device: torch.device,
-    report: Callable[[str], None],
+    progress: Progress,
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
+    """Check that both models are the same, measure the contenders, and return the results."""
+    progress.start(f"building our model and that of transformers on {device}")
     model, seed = config.model, int(config.run.seed)
     updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
     data = make_data(config, updates, by_length, device)
     exact = make_ours(exact_model(model), seed, device)
     loss_difference = check_same_loss(exact, make_baseline(exact, model, device), data)
-    report(f"equal weights, same samples, no dropout: losses differ by {loss_difference:.1e}")
-    expected = {name: expected_loss(exact, name, data) for name in ("ours", *OPPONENTS)}
+    progress.say(
+        f"both models have the same loss for equal weights (difference {loss_difference:.1e})"
+    )
+    expected = {name: expected_loss(exact, name, data) for name in ("ours", *BASELINES)}
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
-    # Before ours is trained, as all get its weights.
+    # The baselines are prepared before ours is trained, because they get its initial weights.
     torch.manual_seed(derive_seed(seed, "dropout"))
-    contenders, reasons = make_opponents(
+    contenders, reasons = prepare_baselines(
         partial(make_baseline, exact, model, device),
         data,
         model,
         device=device,
         compiled=compiled,
         check=lambda name, loss: check_loss(loss, expected[name], model),
-        report=report,
+        progress=progress,
     )
+    progress.start(f"preparing our training step (step {config.run.step_mode})")
     del exact
     shapes = run_shapes(config) if config.run.step_mode == "captured" else ()
     with run_of_model(ours, config, updates, shapes) as run:
         check_loss(expected_loss(ours, "ours", data), expected["ours"], model)
-        report("measuring")
-        times = InterleavedTimes({"ours": run, **contenders}, len(updates), may_fail=OPPONENTS)
-        contenders.clear()  # one out of memory is freed, so nothing else may hold it
-        times.run_once()
-        times.measure(num_steps=steps, seconds=seconds, report=report)
+        times = InterleavedTimes({"ours": run, **contenders}, len(updates), may_fail=BASELINES)
+        contenders.clear()  # so that a baseline that runs out of memory can be freed
+        times.run_once(progress)
+        times.measure(num_steps=steps, seconds=seconds, progress=progress)
         lengths = [length for batch in data.batches for length in batch.lengths]
         return {
             **_measured(times, reasons | times.reasons, config.parallel.local_batch_size),
@@ -129,7 +144,10 @@ def _compared(
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
-    """The config with settings that both sides have: optimizer, clipping, rate, one micro-batch."""
+    """Return the config with what the baselines use.
+
+    This concerns the optimizer, a constant learning rate, clipping, and one micro-batch per update.
+    """
     return replace(
         config,
         parallel=replace(config.parallel, grad_accum_steps=1),
@@ -143,16 +161,17 @@ def as_both_train(config: RunConfig) -> RunConfig:
 
 
 def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[Update]]:
-    """`count` updates of one micro-batch, and as many of the same lengths, dealt by length.
+    """Return `count` updates with mixed lengths, and `count` with the same lengths sorted.
 
-    The published lengths of WINDOW batches are sorted and cut into batches. `count` evenly spread
-    ones are taken, and their lengths are mixed for the first updates. Words differ.
+    Published lengths for WINDOW batches are sorted and cut into batches, of which `count` evenly
+    spaced ones are used. Their lengths are shuffled for the mixed updates. Each update has one
+    micro-batch. The words of the two lists differ.
     """
     size, seed = config.parallel.local_batch_size, int(config.run.seed)
     longest = config.data.max_seq_length
     lengths = real_lengths(WINDOW * size, longest, derive_seed(seed, "lengths"))
-    evenly = (2 * np.arange(count) + 1) * WINDOW // (2 * count)
-    by_length = np.sort(lengths).reshape(WINDOW, size)[evenly]
+    chosen = (2 * np.arange(count) + 1) * WINDOW // (2 * count)
+    by_length = np.sort(lengths).reshape(WINDOW, size)[chosen]
     mixed = np.random.default_rng(derive_seed(seed, "order")).permutation(by_length.ravel())
     shape = (count, 1, size)
     return (
@@ -164,29 +183,29 @@ def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[
 def make_data(
     config: RunConfig, updates: list[Update], by_length: list[Update], device: torch.device
 ) -> Data:
-    """The batches of `mixed_and_sorted`, on the device, for both sides."""
+    """Copy the batches of `mixed_and_sorted` to the device, and make the baselines' inputs."""
     batches = [batch.to(device) for (batch,) in updates]
-    in_order = [batch.to(device) for (batch,) in by_length]
-    kind = config.model.architecture
+    sorted_batches = [batch.to(device) for (batch,) in by_length]
+    architecture, length = config.model.architecture, config.data.max_seq_length
     return Data(
         batches=batches,
-        by_length=in_order,
-        padded=[padded_inputs(batch, config.data.max_seq_length, kind) for batch in batches],
-        sorted=[masked_inputs(batch, kind) for batch in in_order],
+        by_length=sorted_batches,
+        padded=[padded_inputs(batch, length, architecture) for batch in batches],
+        sorted=[masked_inputs(batch, architecture) for batch in sorted_batches],
     )
 
 
 def _measured(times: InterleavedTimes, reasons: dict[str, str], batch_size: int) -> dict[str, Any]:
-    """Rates, ratios and reasons; None for opponents that do not run.
+    """Return the rates and ratios of all baselines, or None and the reason why one did not run.
 
-    A ratio is the number of our samples per sample of the other side; its range, the lowest, median
-    and highest over visits of all batches, shows how steady the machine was.
+    A ratio says how many times as fast ours is. Its range is the lowest, median and highest over
+    passes over all batches, and shows how much the machine's speed varied.
     """
     rates = {name: batch_size / times.seconds_per_batch(name) for name in times.names}
     others = {name: rate for name, rate in rates.items() if name != "ours"}
     strongest = max(others, key=others.__getitem__, default=None)
     found: dict[str, Any] = {"strongest": strongest, "ours_samples_per_s": rates["ours"]}
-    for name in OPPONENTS:
+    for name in BASELINES:
         rate = rates.get(name)
         found[f"{name}_samples_per_s"] = rate
         found[f"{name}_reason"] = reasons.get(name)
@@ -198,10 +217,11 @@ def _measured(times: InterleavedTimes, reasons: dict[str, str], batch_size: int)
 
 
 def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPretraining:
-    """Our model in training mode. Its padded words, which the other side lacks, get no weight.
+    """Build our model in training mode, with weights for which the loss depends on attention.
 
-    At BERT's own initializer range of 0.02 attention is nearly uniform, and the losses would not
-    reveal a wrong attention; at hidden ** -0.5 they do.
+    With BERT's own initializer range of 0.02, attention is nearly uniform, so a wrong attention
+    would not change the loss. With hidden ** -0.5 it does. The padding rows of the word embedding,
+    which the baselines lack, get a bias that makes their probability zero.
     """
     model = replace(model, initializer_range=model.hidden_size**-0.5)
     ours = BertForPretraining(model, device, seed=derive_seed(seed, "weights"))
@@ -212,7 +232,7 @@ def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPr
 
 
 def exact_model(model: ModelSection) -> ModelSection:
-    """The model in fp32, which shows whether two models are equal; unchanged if already fp32."""
+    """Return the model's settings in fp32, because rounding would hide that two models differ."""
     if model.precision == "fp32":
         return model
     return replace(model, precision="fp32", attention="reference", kernels="reference")
@@ -220,7 +240,7 @@ def exact_model(model: ModelSection) -> ModelSection:
 
 @torch.no_grad()
 def expected_loss(ours: BertForPretraining, name: str, data: Data) -> Tensor:
-    """Loss of our model without dropout, of the first batch of the opponent of this name."""
+    """Compute our model's loss without dropout on the first batch of the baseline `name`."""
     batch = data.by_length[0] if name.startswith("sorted") else data.batches[0]
     ours.eval()
     loss = pretraining_loss(training_loss_sums(ours, batch, ours.config.precision), batch)
@@ -230,10 +250,11 @@ def expected_loss(ours: BertForPretraining, name: str, data: Data) -> Tensor:
 
 @torch.no_grad()
 def check_same_loss(ours: BertForPretraining, baseline: Any, data: Data) -> float:
-    """Largest difference of the first batch's losses in nats, without dropout and in fp32.
+    """Return the largest difference of the two models' losses, in nats, without dropout.
 
-    Compares all positions and masked ones. Raises ConfigError if they differ (`check_loss`): times
-    of different models mean nothing.
+    Compares the baselines with logits for all positions and for masked ones, on their first batch.
+    Raises ConfigError if the losses differ (`check_loss`), because times of different models cannot
+    be compared.
     """
     baseline.eval()
     differences = [
@@ -247,9 +268,9 @@ def check_same_loss(ours: BertForPretraining, baseline: Any, data: Data) -> floa
 
 
 def check_loss(loss: Tensor, expected: Tensor, model: ModelSection) -> float:
-    """Difference of two losses in nats.
+    """Return the difference of two losses, in nats.
 
-    Raises ConfigError if it exceeds rounding in the model's precision on its device.
+    Raises ConfigError if it is larger than rounding explains, in this precision and on this device.
     """
     limit = LARGEST_LOSS_DIFFERENCE if loss.device.type == "cpu" else LARGEST_CUDA_DIFFERENCE
     if model.precision != "fp32":
@@ -258,7 +279,8 @@ def check_loss(loss: Tensor, expected: Tensor, model: ModelSection) -> float:
     if not difference <= limit:
         raise ConfigError(
             "bench transformers",
-            f"with equal weights the two losses differ by {difference:.1e}",
-            "nothing is compared; use a version of transformers that the tests pass with",
+            f"the losses differ by {difference:.1e} although the weights are equal, so the times "
+            "cannot be compared",
+            "run tools/venv.sh dev to install the version of transformers that was tested",
         )
     return difference

@@ -1,0 +1,114 @@
+"""Progress of a measurement on stderr: what it is doing, for how long, and how long it will take.
+
+Building and compiling models can take minutes. While nothing else is printed, a background thread
+repeats the current activity with the elapsed time: in place on a terminal, otherwise as a new line.
+"""
+
+import shutil
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+TERMINAL_INTERVAL_S = 1.0
+LOG_INTERVAL_S = 3.0  # also the longest silence
+_ERASE_LINE = "\r\x1b[K"
+
+
+class Progress:
+    """Print lines of progress, and within `with` repeat the current activity during a silence."""
+
+    def __init__(self, stream: TextIO | None = None, *, log_interval_s: float = LOG_INTERVAL_S):
+        """Print to `stream`, by default stderr."""
+        self._stream = sys.stderr if stream is None else stream
+        self._in_place = self._stream.isatty()
+        self._interval_s = TERMINAL_INTERVAL_S if self._in_place else log_interval_s
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
+        self._is_shown_in_place = False
+        self._last_printed = time.monotonic()
+        self._set("", "", None, 0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._erase()
+
+    def start(
+        self, activity: str, *, note: str = "", seconds: float | None = None, total: int = 0
+    ) -> None:
+        """Print and remember what begins now.
+
+        Args:
+            activity: what begins, such as "compiling sorted_compiled".
+            note: a remark, such as how long it usually takes.
+            seconds: expected duration, if known; the time left is derived from it.
+            total: number of steps that `advance` will count, 0 if it will count none.
+        """
+        self._set(activity, note, seconds, total)
+        if seconds is not None:
+            note = f"about {seconds:.0f} s"
+        self.say(f"{activity} ({note})" if note else activity)
+
+    def advance(self) -> None:
+        """Count one finished step of the current activity, without printing."""
+        self._num_done += 1
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        with self._lock:
+            self._erase()
+            print(line, file=self._stream, flush=True)
+            self._last_printed = time.monotonic()
+
+    def _set(self, activity: str, note: str, seconds: float | None, total: int) -> None:
+        self._activity, self._note = activity, note
+        self._seconds, self._total = seconds, total
+        self._num_done = 0
+        self._started = time.monotonic()
+
+    def _repeat(self) -> None:
+        """Print the current activity whenever nothing was printed for one interval."""
+        while not self._ended.wait(self._interval_s / 4):
+            with self._lock:
+                now = time.monotonic()
+                if not self._activity or now - self._last_printed < self._interval_s:
+                    continue
+                line = self._line(now - self._started)
+                if self._in_place:
+                    width = shutil.get_terminal_size().columns - 1
+                    self._stream.write(_ERASE_LINE + line[:width])
+                    self._is_shown_in_place = True
+                else:
+                    self._stream.write(line + "\n")
+                self._stream.flush()
+                self._last_printed = now
+
+    def _line(self, elapsed: float) -> str:
+        """The current activity with what is known about its duration."""
+        parts = [f"{elapsed:.0f} s so far"]
+        if self._total:
+            parts.insert(0, f"{self._num_done} of {self._total} steps done")
+        if self._seconds is not None:
+            parts.append(f"about {max(0.0, self._seconds - elapsed):.0f} s left")
+        elif self._note:
+            parts.append(self._note)
+        return f"{self._activity}: {', '.join(parts)}"
+
+    def _erase(self) -> None:
+        """Erase a line that was shown in place."""
+        if self._is_shown_in_place:
+            self._stream.write(_ERASE_LINE)
+            self._stream.flush()
+            self._is_shown_in_place = False
