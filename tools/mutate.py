@@ -1,16 +1,21 @@
-"""Mutation test: how many of N random faults in the program its tests find.
+"""Mutation test: measure how many of N random faults in the program the tests find.
 
     python tools/mutate.py [--count N] [--seed HEX] [--journal FILE] [--jobs N] [--root DIR]
 
 A fault is one small change of one expression or statement: a comparison, a sum, an `and`, a number,
-a condition, a call left out. The seed draws the places; by default it is the first eight hex digits
-of the committed tree, so that nobody chooses it. Each fault is planted in a copy of the tree, where
-the tests of its folder run first, then for some minutes the other tests, nearest in imports first.
-A test that fails counts if it passes without the fault and fails with it once more. A fault that
-changes nothing anybody could see counts as a survivor, and so does one for which time is too short.
+a condition, or a removed call. Faults are drawn at random. The default seed is the first eight hex
+digits of the committed tree, so that nobody can choose it.
 
-The journal gets a line for each fault and lets a stopped run go on. The last line printed is the
-share of faults that were found, in percent.
+Each fault is planted in a copy of the tree. The tests of its folder run first, then the other tests
+for a few minutes, in the order of how directly they import the changed file. A test finds the fault
+if it fails, passes without the fault, and fails again with it. A fault without any visible effect
+counts as survived, and so does one for which the time runs out.
+
+Before the first fault, one test file runs on the unchanged copy. If it does not pass, or if pytest
+itself cannot run, the command stops with an error, because otherwise every fault would survive.
+
+The journal has one line per fault, so that a stopped run can be resumed. The last line printed is
+the percentage of faults that were found.
 """
 
 import argparse
@@ -21,6 +26,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -40,9 +46,9 @@ PACKAGES = {
     "tools/bert_tools": "tests/tools",
 }
 TEST_SECONDS = 100  # a test that takes longer fails
-FOLDER_SECONDS = 400  # for the tests of a folder
-WIDER_SECONDS = 240  # for the other tests; those that are not reached count as passed
-FILES_AT_ONCE = 8  # of the other tests, so that the time is looked at between them
+FOLDER_SECONDS = 400  # time limit for all tests of a folder
+WIDER_SECONDS = 240  # time limit for the other tests; those not reached count as passed
+FILES_AT_ONCE = 8  # test files per pytest run among the other tests; time is checked in between
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -63,20 +69,26 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv,
 }
-GREATEST_NUMBER = 1000  # greater ones are limits and sizes that nothing depends on exactly
+GREATEST_NUMBER = 1000  # greater numbers are limits and sizes whose exact value does not matter
 NOT_MUTATED = ("annotation", "returns", "decorator_list", "bases")
+# Exit statuses of pytest: all tests passed, some failed, none was selected.
+PASSED, FAILED, NONE_SELECTED = 0, 1, 5
 Outcome = Literal["passed", "failed", "out of time"]
 
 
-class Stopped(Exception):  # noqa: N818, no error
-    """Somebody asked for the end."""
+class Stopped(Exception):  # noqa: N818, not an error
+    """The run was asked to stop."""
+
+
+class HarnessError(Exception):
+    """The tests cannot run on the unchanged tree, so they would find no fault."""
 
 
 @dataclass(frozen=True)
 class Fault:
     """One change of one file: the bytes `start` to `end` become `after`."""
 
-    path: str  # below the top of the tree
+    path: str  # relative to the root of the tree
     line: int
     kind: str
     start: int
@@ -86,7 +98,7 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """What the journal knows it by."""
+        """Identifier of the fault in the journal."""
         return f"{self.path}:{self.start}:{self.end}:{self.kind}"
 
 
@@ -94,7 +106,7 @@ class Fault:
 
 
 def faults_of(path: str, source: bytes) -> list[Fault]:
-    """Every fault that can be planted in functions of the file, in the order of its text."""
+    """List every fault that can be planted in the functions of a file, in the order of its text."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -114,13 +126,13 @@ Change = tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]
 
 
 def _changes(node: ast.AST, *, in_function: bool) -> Iterator[Change]:
-    """Kind, node and changed node of each fault below `node`."""
+    """Yield the kind, node and changed node of each fault below `node`."""
     in_function |= isinstance(node, ast.FunctionDef)
     for field, value in ast.iter_fields(node):
         if field in NOT_MUTATED:
             continue
         for child in value if isinstance(value, list) else [value]:
-            # Python 3.11 does not know the places of what is formatted into a text.
+            # Python 3.11 has wrong positions for the expressions in an f-string.
             if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr):
                 continue
             if in_function:
@@ -129,6 +141,7 @@ def _changes(node: ast.AST, *, in_function: bool) -> Iterator[Change]:
 
 
 def _changes_here(node: ast.AST) -> Iterator[Change]:
+    """Yield the faults that change `node` itself."""
     changed = copy.deepcopy(node)
     match changed:
         case ast.Compare(ops=[first, *_]) if type(first) in COMPARISONS:
@@ -158,7 +171,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def draw(root: Path, count: int, seed: str) -> list[Fault]:
-    """`count` faults of the program below `root`, all places alike."""
+    """Draw `count` faults of the program below `root`, each with the same probability."""
     paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
     found = [
         fault
@@ -172,9 +185,10 @@ def draw(root: Path, count: int, seed: str) -> list[Fault]:
 
 
 def tests_of(path: str, root: Path) -> tuple[list[str], list[str]]:
-    """Test files of the folder of the program's file `path`, and the others, nearest first.
+    """List the test files for the folder of the program's file `path`, and all other test files.
 
-    Near is what imports the file in few steps; what reaches it in no way but by a command is last.
+    Both lists begin with the tests that import the file most directly. Tests that do not import it,
+    because they run commands, come last.
     """
     package = next(package for package in PACKAGES if path.startswith(package))
     below = Path(path).relative_to(package)
@@ -189,10 +203,10 @@ def tests_of(path: str, root: Path) -> tuple[list[str], list[str]]:
 
 
 def _steps_to(module: str, root: Path) -> dict[str, int]:
-    """Steps of imports from each module of the program and of the tests to `module`."""
+    """Count how many imports lead from each module of the program and the tests to `module`."""
     importers: dict[str, set[str]] = {}
-    for place in (*PACKAGES, "tests"):
-        for path in (root / place).rglob("*.py"):
+    for folder in (*PACKAGES, "tests"):
+        for path in (root / folder).rglob("*.py"):
             importer = _module_name(str(path.relative_to(root)))
             for node in ast.walk(ast.parse(path.read_bytes())):
                 if isinstance(node, ast.ImportFrom) and node.module:
@@ -204,7 +218,7 @@ def _steps_to(module: str, root: Path) -> dict[str, int]:
                 for name in names:
                     importers.setdefault(name, set()).add(importer)
     steps, reached = {module: 0}, [module]
-    for name in reached:  # which grows
+    for name in reached:  # the list grows in this loop
         for importer in sorted(importers.get(name, set()) - steps.keys()):
             steps[importer] = steps[name] + 1
             reached.append(importer)
@@ -212,7 +226,7 @@ def _steps_to(module: str, root: Path) -> dict[str, int]:
 
 
 def _module_name(path: str) -> str:
-    """Name by which the file is imported; the tests' directory is on the path of Python."""
+    """Return the name by which a file is imported; tests are imported by their file name."""
     parts = list(Path(path).with_suffix("").parts)
     for package in PACKAGES:
         if path.startswith(package):
@@ -223,22 +237,38 @@ def _module_name(path: str) -> str:
 
 
 class Copy:
-    """A copy of a commit in which faults are planted and tests run."""
+    """A copy of a commit, in which faults are planted and tests run."""
 
-    def __init__(self, root: Path, commit: str, place: Path) -> None:
-        subprocess.run(["git", "clone", "-q", "--no-checkout", str(root), str(place)], check=True)
-        self.root = place
+    def __init__(self, root: Path, commit: str, directory: Path) -> None:
+        """Check out `commit` of the repository `root` into a new `directory`."""
+        clone = ["git", "clone", "-q", "--no-checkout", str(root), str(directory)]
+        subprocess.run(clone, check=True)
+        self.root = directory
         self._git("checkout", "-q", "--detach", commit)
         if (root / ".venv").exists():
-            (place / ".venv").symlink_to(root / ".venv")
-        self._caches = place.with_name(f"{place.name}-caches")  # of compiled code
+            (directory / ".venv").symlink_to(root / ".venv")
+        self._caches = directory.with_name(f"{directory.name}-caches")  # of compiled code
+        self._has_fault = False
         self._is_stopped = False
         self._running: tuple[subprocess.Popen[bytes], Path] | None = None
 
-    def find(self, fault: Fault) -> dict[str, str | None]:
-        """The test that finds the fault, and among which tests it is; both are None if none does.
+    def check(self) -> None:
+        """Run the shortest test file without a fault. Raises HarnessError if it does not pass."""
+        tests = [
+            path for each in PACKAGES.values() for path in (self.root / each).rglob("test_*.py")
+        ]
+        shortest = min(tests, key=lambda path: (path.stat().st_size, path))
+        test = str(shortest.relative_to(self.root))
+        outcome, failed = self._run([test], 2 * TEST_SECONDS)
+        if outcome != "passed":
+            problem = f"{failed or test} {outcome} on the unchanged tree"
+            raise HarnessError(f"{problem}; make the tests pass before you measure them")
 
-        Raises Stopped after `stop`.
+    def find(self, fault: Fault) -> dict[str, str | None]:
+        """Return the test that finds the fault, and whether it is among those of its folder.
+
+        Both are None if no test finds it. Raises Stopped after `stop`, and HarnessError if pytest
+        cannot run.
         """
         own, others = tests_of(fault.path, self.root)
         try:
@@ -258,87 +288,117 @@ class Copy:
         return {"found_by": None, "among": None}
 
     def stop(self) -> None:
-        """End the tests that run, and begin no more."""
+        """Kill the running tests and start no more."""
         self._is_stopped = True
         if self._running is not None:
-            _end_all(*self._running)
+            _kill_all(*self._running)
 
     def _first_failure(self, tests: Sequence[str], seconds: float, fault: Fault) -> str | None:
-        """The first of the tests that fails with the fault each time, and passes without it."""
-        left_out: list[str] = []
+        """Return the first test that fails with the fault twice, and passes without it."""
+        deselected: list[str] = []
         while True:
             self._plant(fault)
-            some = [*tests, *(f"--deselect={name}" for name in left_out)]
-            outcome, failed = self._run(some, seconds)
+            arguments = [*tests, *(f"--deselect={name}" for name in deselected)]
+            outcome, failed = self._run(arguments, seconds)
             if outcome != "failed":
-                return None  # a fault for which the time does not suffice has survived
-            suspects = [failed] if failed else tests  # none is named if Python itself ended
+                return None  # a fault for which the time runs out has survived
+            suspects = [failed] if failed else tests  # no test is named if Python itself crashed
             self._restore()
             passes = self._run(suspects, 2 * TEST_SECONDS)[0] == "passed"
             self._plant(fault)
             if passes and self._run(suspects, 2 * TEST_SECONDS)[0] == "failed":
-                return failed or "the end of Python"
-            if failed is None or failed in left_out:
+                return failed or "crash of Python"
+            if failed is None or failed in deselected:
                 return None
-            left_out.append(failed)  # it fails without the fault, or now and then
+            deselected.append(failed)  # it also fails without the fault, at least sometimes
 
     def _plant(self, fault: Fault) -> None:
         self._restore()
         path = self.root / fault.path
         source = path.read_bytes()
         path.write_bytes(source[: fault.start] + fault.after.encode() + source[fault.end :])
+        self._has_fault = True
 
     def _restore(self) -> None:
         self._git("checkout", "-q", ".")
         self._git("clean", "-fdxq", "-e", ".venv")
+        self._has_fault = False
 
     def _git(self, *words: str) -> None:
         subprocess.run(["git", *words], cwd=self.root, check=True)
 
     def _run(self, arguments: Sequence[str], seconds: float) -> tuple[Outcome, str | None]:
-        """Run tests up to the first that fails; its name, or that of the file, if there is one."""
+        """Run tests until one fails. Returns the outcome and the name of the failed test or file.
+
+        Raises Stopped after `stop`, and HarnessError if pytest cannot run on the unchanged tree.
+        """
         if self._is_stopped:
             raise Stopped
-        packages = (str(self.root / package.rpartition("/")[0]) for package in PACKAGES)
-        with tempfile.TemporaryDirectory(dir=self.root.parent, ignore_cleanup_errors=True) as place:
-            environment = os.environ | {  # noqa: TID251, this launches
-                "PYTHONPATH": os.pathsep.join(packages),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "TMPDIR": place,
-                "XDG_CACHE_HOME": str(self._caches),
-                "OMP_NUM_THREADS": "1",
-                "OMP_WAIT_POLICY": "PASSIVE",
-            }
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no"]
-            command += ["-o", f"cache_dir={place}/cache", f"--timeout={TEST_SECONDS}", *arguments]
-            process = subprocess.Popen(
-                command,
-                cwd=self.root,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            self._running = process, Path(place)
+        with tempfile.TemporaryDirectory(dir=self.root.parent, ignore_cleanup_errors=True) as name:
+            directory = Path(name)
+            output = directory / "output.txt"
+            with output.open("wb") as file:
+                process = subprocess.Popen(
+                    self._command(arguments, directory),
+                    cwd=self.root,
+                    env=self._environment(directory),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._running = process, directory
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
                 return "out of time", None
             finally:
-                _end_all(process, Path(place))
+                _kill_all(process, directory)
                 self._running = None
             if self._is_stopped:
                 raise Stopped
-            if process.returncode in (0, 5):  # 5: every test was left out
+            status = process.returncode
+            if status in (PASSED, NONE_SELECTED):
                 return "passed", None
-            names = Path(place) / "cache/v/cache/lastfailed"
-            return "failed", next(
-                iter(json.loads(names.read_text())), None
-            ) if names.exists() else None
+            # A fault may crash Python or break an import. The unchanged tree must not.
+            if status > FAILED and not self._has_fault:
+                said = _reason(output.read_text("utf-8", errors="replace"))
+                problem = f"pytest cannot run {arguments[0]} on the unchanged tree"
+                raise HarnessError(f"{problem} (exit status {status}: {said}); repair that first")
+            return "failed", _last_failed(directory / "cache")
+
+    def _command(self, arguments: Sequence[str], directory: Path) -> list[str]:
+        options = ["-x", "-q", "--tb=no", "-o", f"cache_dir={directory}/cache"]
+        options.append(f"--timeout={TEST_SECONDS}")
+        return [sys.executable, "-m", "pytest", *options, *arguments]
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        """Return the environment of the tests, which put temporary files into `directory`."""
+        packages = (str(self.root / package.rpartition("/")[0]) for package in PACKAGES)
+        return os.environ | {  # noqa: TID251, this launches
+            "PYTHONPATH": os.pathsep.join(packages),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(directory),
+            "XDG_CACHE_HOME": str(self._caches),
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
 
 
-def _end_all(process: subprocess.Popen[bytes], temporary: Path) -> None:
-    """End the tests and what they started, which all have this directory for temporary files."""
+def _reason(output: str) -> str:
+    """Return the last line of pytest's output that names an error, or the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"Error\b|ERROR|error:", line)]
+    return (errors or lines or ["no output"])[-1]
+
+
+def _last_failed(cache: Path) -> str | None:
+    """Return the failed test, or the file that could not be imported, from pytest's cache."""
+    names = cache / "v/cache/lastfailed"
+    return next(iter(json.loads(names.read_text())), None) if names.exists() else None
+
+
+def _kill_all(process: subprocess.Popen[bytes], temporary: Path) -> None:
+    """Kill the tests and all processes they started, recognized by their TMPDIR."""
     process.kill()
     process.wait()
     mark = f"TMPDIR={temporary}".encode()
@@ -352,24 +412,39 @@ def _end_all(process: subprocess.Popen[bytes], temporary: Path) -> None:
 
 
 def main() -> int:
-    """Plant the faults that the journal does not have yet, then print the score."""
+    """Try the faults that the journal does not have yet, then print the score."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--count", type=_positive, default=150, help="faults (default: 150)")
-    parser.add_argument("--seed", help="of the draw (default: that of the committed tree)")
-    parser.add_argument("--journal", type=Path, help="default: .cache/mutants-SEED.jsonl")
     parser.add_argument(
-        "--jobs", type=_positive, default=os.cpu_count(), help="default: one a core"
+        "--count", type=_positive, default=150, help="number of faults to try (default: 150)"
     )
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the tree")
+    parser.add_argument(
+        "--seed", help="seed for drawing faults (default: the first digits of the tree's hash)"
+    )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        help="file for the results, also to resume from (default: .cache/mutants-SEED.jsonl)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=_positive,
+        default=os.cpu_count(),
+        help="number of faults to try at the same time (default: one per core)",
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path(__file__).parents[1],
+        help="root of the git repository to test (default: the one of this file)",
+    )
     options = parser.parse_args()
     root: Path = options.root.resolve()
     tree = _git(root, "rev-parse", "HEAD^{tree}")
     seed = options.seed or tree[:8]
     if _git(root, "status", "--porcelain", "--untracked-files=no"):
-        print("mutate.py: error: the tree has changes; commit them first", file=sys.stderr)
-        return 2
+        return _error(f"{root}: has uncommitted changes; commit them first")
     journal: Path = options.journal or root / f".cache/mutants-{seed}.jsonl"
     journal.parent.mkdir(parents=True, exist_ok=True)
     faults = draw(root, options.count, seed)
@@ -377,31 +452,43 @@ def main() -> int:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"mutate.py: error: {journal}: is written by another run", file=sys.stderr)
-            return 2
+            return _error(f"{journal}: in use by another run; pass another file with --journal")
         done = _read(journal)
         if any(record["tree"] != tree for record in done.values()):
-            print(f"mutate.py: error: {journal}: is of another tree; name another", file=sys.stderr)
-            return 2
-        file.truncate(sum(len(_line(record)) for record in done.values()))  # a line cut off
-        for record in run_faults(
-            [each for each in faults if each.key not in done], root, options.jobs
-        ):
-            done[str(record["key"])] = record | {"tree": tree}
-            file.write(_line(done[str(record["key"])]))
-            file.flush()
+            return _error(f"{journal}: belongs to another tree; pass another file with --journal")
+        # Remove an incomplete last line.
+        file.truncate(sum(len(_line(record)) for record in done.values()))
+        missing = [each for each in faults if each.key not in done]
+        try:
+            for record in run_faults(missing, root, options.jobs):
+                done[str(record["key"])] = record | {"tree": tree}
+                file.write(_line(done[str(record["key"])]))
+                file.flush()
+        except HarnessError as error:
+            return _error(str(error))
     print_score(faults, done)
     return 0
 
 
+def _error(line: str) -> int:
+    """Print one line that explains why the command stops, and return its exit status."""
+    print(f"mutate.py: error: {line}", file=sys.stderr)
+    return 2
+
+
 def run_faults(faults: Sequence[Fault], root: Path, jobs: int) -> Iterator[dict[str, object]]:
-    """Try each fault in one of `jobs` copies of the commit; yield what was found as they end."""
+    """Try each fault in one of `jobs` copies of the commit, and yield the results as they arrive.
+
+    Raises HarnessError if the tests cannot run.
+    """
     if not faults:
         return
-    begin, commit = time.monotonic(), _git(root, "rev-parse", "HEAD")
-    signal.signal(signal.SIGTERM, _leave)
-    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as place:
-        copies = [Copy(root, commit, Path(place) / str(number)) for number in range(jobs)]
+    commit = _git(root, "rev-parse", "HEAD")
+    signal.signal(signal.SIGTERM, _exit)
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as directory:
+        copies = [Copy(root, commit, Path(directory) / str(number)) for number in range(jobs)]
+        copies[0].check()
+        begin = time.monotonic()
         free: SimpleQueue[Copy] = SimpleQueue()
         for each in copies:
             free.put(each)
@@ -435,34 +522,36 @@ def run_faults(faults: Sequence[Fault], root: Path, jobs: int) -> Iterator[dict[
                     each.stop()
 
 
-def _leave(number: int, _: object) -> NoReturn:
+def _exit(number: int, _: object) -> NoReturn:
+    """Exit through the `finally` blocks, which kill the running tests."""
     raise SystemExit(128 + number)
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"is {text!r}; give a number from 1")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, not {text!r}")
     return int(text)
 
 
 def print_score(faults: Sequence[Fault], records: dict[str, dict[str, object]]) -> None:
-    """Print the survivors, then the share of faults that were found with its interval."""
+    """Print the faults that survived, then the share of those found with its 95% interval."""
     for fault in faults:
         if records[fault.key]["found_by"] is None:
             change = f"{fault.before!r} -> {fault.after!r}"
             print(f"survived: {fault.path}:{fault.line} {fault.kind}: {change}")
     among = [records[fault.key]["among"] for fault in faults]
-    num_found = sum(place is not None for place in among)
+    num_found = sum(each is not None for each in among)
     interval = binomtest(num_found, len(faults)).proportion_ci(method="wilson")
     print(
-        f"{num_found} of {len(faults)} faults were found, {among.count('folder')} of them by tests "
-        f"of their folder; 95% interval {interval.low:.0%} to {interval.high:.0%}"
+        f"The tests found {num_found} of {len(faults)} faults "
+        f"(95% interval: {interval.low:.0%} to {interval.high:.0%}), "
+        f"{among.count('folder')} of them with the tests of the fault's folder."
     )
     print(f"{100 * num_found / len(faults):.1f}")
 
 
 def _read(journal: Path) -> dict[str, dict[str, object]]:
-    """Records of the journal by key; a last line that a stop cut off is left out."""
+    """Read the records of the journal by key, without an incomplete last line."""
     lines = journal.read_bytes().splitlines(keepends=True)
     records = [json.loads(line) for line in lines if line.endswith(b"\n")]
     return {record["key"]: record for record in records}

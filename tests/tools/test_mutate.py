@@ -47,6 +47,7 @@ def test_less():
     subprocess.Popen(["sleep", "1000"], start_new_session=True)  # which nobody ends
     assert less(4) == 3
 """
+SHORTEST_TEST = "def test_nothing():\n    pass\n"
 OTHER_TEST = """from mlperf_bert.data.numbers import square
 
 
@@ -64,16 +65,24 @@ def tree(tmp_path):
         "benchmarks/bert/implementations/pytorch/mlperf_bert/data/__init__.py": "",
         "benchmarks/bert/implementations/pytorch/mlperf_bert/data/numbers.py": PROGRAM,
         "tests/unit/data/test_numbers.py": FOLDER_TEST,
+        "tests/unit/data/test_shortest.py": SHORTEST_TEST,
         "tests/distributed/test_square.py": OTHER_TEST,
+        ".gitignore": ".cache\n__pycache__\n",
     }
+    root.mkdir()
+    subprocess.run(["git", "-C", str(root), "init", "-q"], check=True)
+    commit(root, files)
+    return root
+
+
+def commit(root, files):
+    """Write these files below `root` and commit them."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
-    (root / ".gitignore").write_text(".cache\n__pycache__\n", encoding="utf-8")
     run = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "A tree"]):
+    for words in (["add", "."], ["commit", "-q", "-m", "A tree"]):
         subprocess.run([*run, *words], check=True)
-    return root
 
 
 def score(root, *options):
@@ -128,6 +137,51 @@ def test_faults_are_found_by_the_folder_and_by_others(tree):
     assert again[1:] == printed[-3:]
 
 
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"tests/conftest.py": "import no_such_module\n"},
+            "pytest cannot run tests/unit/data/test_shortest.py on the unchanged tree (exit status "
+            "4: E   ModuleNotFoundError: No module named 'no_such_module'); repair that first",
+        ),
+        (
+            {"tests/unit/data/test_shortest.py": SHORTEST_TEST.replace("pass", "1 / 0")},
+            "tests/unit/data/test_shortest.py::test_nothing failed on the unchanged tree; make",
+        ),
+    ],
+    ids=["broken conftest", "a test that fails"],
+)
+def test_no_fault_is_tried_if_the_tests_cannot_run(tree, monkeypatch, capsys, files, words):
+    commit(tree, files)
+    monkeypatch.setattr(sys, "argv", ["mutate.py", "--root", str(tree), "--jobs", "1"])
+    assert mutate.main() == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"mutate.py: error: {words}")
+    assert printed.err.count("\n") == 1 and printed.out == ""
+
+
+def copy_with(tree, directory, folder_test):
+    """A copy of the tree with another test of the folder, and a fault of that folder."""
+    commit(tree, {"tests/unit/data/test_numbers.py": folder_test})
+    path = "benchmarks/bert/implementations/pytorch/mlperf_bert/data/numbers.py"
+    faults = {each.before: each for each in mutate.faults_of(path, PROGRAM.encode())}
+    return mutate.Copy(tree, "HEAD", directory), faults["number - 1"]
+
+
+def test_a_test_file_that_cannot_be_imported_is_an_error(tree, tmp_path):
+    copy, fault = copy_with(tree, tmp_path / "copy", "import no_such_module\n")
+    with pytest.raises(mutate.HarnessError, match=r"test_numbers\.py .*exit status 2: ERROR"):
+        copy.find(fault)
+
+
+@pytest.mark.longest
+def test_a_fault_that_crashes_python_is_found(tree, tmp_path):
+    test = "import os\nfrom mlperf_bert.data.numbers import less\n\ndef test_less():\n"
+    copy, fault = copy_with(tree, tmp_path / "copy", test + "    less(4) == 3 or os.abort()\n")
+    assert copy.find(fault) == {"found_by": "crash of Python", "among": "folder"}
+
+
 def test_what_cannot_be_scored_is_refused(tree, monkeypatch, capsys):
     journal = tree / ".cache/journal.jsonl"
     journal.parent.mkdir()
@@ -135,7 +189,7 @@ def test_what_cannot_be_scored_is_refused(tree, monkeypatch, capsys):
     words = ["mutate.py", "--root", str(tree), "--journal", str(journal)]
     monkeypatch.setattr(sys, "argv", words)
     assert mutate.main() == 2
-    assert "journal.jsonl: is of another tree; name another" in capsys.readouterr().err
+    assert "journal.jsonl: belongs to another tree; pass another" in capsys.readouterr().err
     (tree / "tests/unit/data/test_numbers.py").write_text("", encoding="utf-8")
     assert mutate.main() == 2
-    assert "the tree has changes; commit them first" in capsys.readouterr().err
+    assert f"{tree}: has uncommitted changes; commit them first" in capsys.readouterr().err
