@@ -132,7 +132,7 @@ def test_from_a_checkpoint_of_tensorflow_to_what_package_says(tree):
         done = shell(tree, command)
         assert done.returncode == 0, done.stdout + done.stderr
         said += done.stdout
-    assert re.search(r"^written: weights, weights of sha256 \w{64}$", said, re.M)
+    assert re.search(r"^wrote weights \(sha256 of the weights: \w{64}\)$", said, re.M)
 
     started = time.monotonic()
     without = shell(tree, launch.replace("INIT_CHECKPOINT=weights", ""))

@@ -6,16 +6,16 @@ from bert_tools.common.log_reader import MAX_LOG_BYTES, read_log
 from mlperf_bert.errors import DataError
 
 HOSTILE = {
-    "not ASCII": (b"\xff\xfe", "is not ASCII text"),
-    "empty": (b"\n", "is empty"),
-    "other output": (b"Traceback: 1\n", "line 1: does not begin with ':::MLLOG'"),
-    "no JSON": (b":::MLLOG {", "line 1: is no record"),
-    "a list": (b":::MLLOG []", "line 1: is no record"),
-    "deep": (b":::MLLOG " + b"[" * 100_000, "line 1: is no record"),
-    "digits": (b':::MLLOG {"value": ' + b"9" * 5000 + b"}", "line 1: is no record"),
-    "two records": (b":::MLLOG {}:::MLLOG {}", "line 1: is no record"),
-    "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "is no complete record"),
-    "huge": (b" " * (MAX_LOG_BYTES + 1), "is larger than 8,388,608 bytes"),
+    "not ASCII": (b"\xff\xfe", "the log is not ASCII text"),
+    "empty": (b"\n", "the log is empty"),
+    "other output": (b"Traceback: 1\n", "line 1: the line does not start with ':::MLLOG'"),
+    "no JSON": (b":::MLLOG {", "line 1: the record cannot be parsed"),
+    "a list": (b":::MLLOG []", "line 1: the record cannot be parsed"),
+    "deep": (b":::MLLOG " + b"[" * 100_000, "line 1: the record cannot be parsed"),
+    "digits": (b':::MLLOG {"value": ' + b"9" * 5000 + b"}", "line 1: the record cannot be parsed"),
+    "two records": (b":::MLLOG {}:::MLLOG {}", "line 1: the record cannot be parsed"),
+    "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "the record is incomplete"),
+    "huge": (b" " * (MAX_LOG_BYTES + 1), "has more than 8,388,608 bytes"),
 }
 
 

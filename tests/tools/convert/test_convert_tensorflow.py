@@ -47,8 +47,9 @@ def test_every_weight_is_there_and_scores_are_those_of_tensorflow(source, tmp_pa
         assert np.array_equal(ours[: len(theirs)], theirs)
     padding = found["cls.predictions.bias"][cases.VOCAB_SIZE :]
     assert len(padding) == 3 and (padding == PADDING_BIAS).all()
-    assert "ignored, the optimizer's: bert/embeddings/LayerNorm/beta/adam_m and" in said
-    assert "ignored, no part of pre-training: global_step\n" in said
+    line = "ignored because it is optimizer state: bert/embeddings/LayerNorm/beta/adam_m and"
+    assert line in said
+    assert "ignored because pre-training does not use it: global_step\n" in said
     manifest = read_manifest(tmp_path / "ours")
     assert manifest.origin["name"] == cases.V2.name and "published" not in manifest.origin
     model = read_config(tmp_path / "ours").model
@@ -88,7 +89,7 @@ def test_the_published_one_is_known_by_its_digest(source, tmp_path, monkeypatch,
     monkeypatch.setattr("bert_tools.convert.tensorflow.PUBLISHED", published)
     assert convert(source, tmp_path / "ours") == 0
     assert read_manifest(tmp_path / "ours").origin["published"] == "MLPerf tf1_ckpt"
-    assert "note: this is the MLPerf tf1_ckpt, by its published md5" in capsys.readouterr().out
+    assert "these are the weights published as MLPerf tf1_ckpt\n" in capsys.readouterr().out
 
 
 def test_what_is_no_bert_is_refused(source, tmp_path, capsys):
@@ -99,11 +100,11 @@ def test_what_is_no_bert_is_refused(source, tmp_path, capsys):
     (tmp_path / "alone" / "bert_config.json").unlink()
     words = ("--vocab", source / "vocab.txt", "--out", tmp_path / "ours")
     for given, problem in (
-        (tmp_path / "others", "give the weights of a BERT"),
-        (source / "vocab.txt", "there is no vocab.txt.index"),
+        (tmp_path / "others", "pass all weights of a BERT"),
+        (source / "vocab.txt", "because vocab.txt.index is missing"),
         (tmp_path / "model", "not a regular file"),
-        (tmp_path / "alone", "put the bert_config.json"),
-        (cases.OBJECTS, "objects of a TensorFlow 2 program"),
+        (tmp_path / "alone", "copy the bert_config.json"),
+        (cases.OBJECTS, "object-based checkpoint of TensorFlow 2"),
     ):
         error = refusal(capsys, "convert", "--from", "tensorflow", given, *words)
         assert problem in error

@@ -126,7 +126,7 @@ def test_the_law_of_a_tree(tmp_path, asked, told):
     assert [answer[name] for name in names] == pytest.approx([-0.5, 0.75, 0.25], abs=1e-4)
     skipped = [each["name"] for each in answer["skipped"]]
     assert skipped == [str(broken / "result_0.txt"), str(broken)]
-    assert f"skipped {broken}/result_0.txt: holds no line with" in told("law .")
+    assert f"skipped {broken}/result_0.txt: no line contains" in told("law .")
 
 
 def test_the_projects_own_runs(told):

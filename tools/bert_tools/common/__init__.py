@@ -1,1 +1,1 @@
-"""Helpers that several tools share."""
+"""Code that several tools share."""

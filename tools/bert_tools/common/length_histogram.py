@@ -1,6 +1,7 @@
-"""Lengths of real pre-training sequences: published counts, drawn lengths, shapes.
+"""Lengths of real pre-training sequences, for tools that do not need a prepared data set.
 
-For benchmarks, simulations and plans that must not depend on a prepared set. No torch.
+Benchmarks, simulations and plans draw lengths from published counts. This module does not import
+torch.
 """
 
 from dataclasses import dataclass
@@ -16,30 +17,35 @@ from mlperf_bert.data.shards import IntArray
 from mlperf_bert.seeds import derive_seed
 
 SHORTEST = 5  # [CLS] word [SEP] word [SEP]
-PLANNED_SAMPLES = 2**16  # steps from which a run's shapes are planned
+PLANNED_SAMPLES = 2**16  # number of samples from which a run's shapes are planned
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthHistogram:
-    """`counts[i]` sequences, at least one, have `lengths[i]` tokens; both int64 [n], ascending."""
+    """How many sequences have which length.
+
+    `counts[i]` sequences, at least one, have `lengths[i]` tokens. Both are int64 [n], and lengths
+    ascend.
+    """
 
     lengths: IntArray
     counts: IntArray
 
     @property
     def num_sequences(self) -> int:
-        """Sequences counted."""
+        """Total number of sequences."""
         return int(self.counts.sum())
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest sequence."""
+        """Number of tokens of the longest sequence."""
         return int(self.lengths[-1])
 
     def draw_evenly(self, count: int, seed: int) -> IntArray:
-        """One length from each of `count` equally likely ranges, int64 [count], in random order.
+        """Draw one length from each of `count` equally likely ranges, in random order.
 
-        A few of them already have nearly the mean of all, as a benchmark of few batches needs.
+        The mean of a few such lengths is already close to the mean of all, which a benchmark with
+        few batches needs. Returns int64 [count].
         """
         generator = np.random.default_rng(seed)
         shares = (np.arange(count) + generator.random(count)) / count
@@ -48,7 +54,7 @@ class LengthHistogram:
 
 
 def wikipedia_lengths() -> LengthHistogram:
-    """The lengths of BERT's second phase on Wikipedia, at most 512 tokens (arXiv 2107.02027)."""
+    """Return the lengths of BERT's phase 2 on Wikipedia, at most 512 tokens (arXiv 2107.02027)."""
     file = resources.files(__package__).joinpath("wikipedia_lengths.csv")
     rows = [line for line in file.read_text("utf-8").splitlines() if line[0].isdigit()]
     lengths, counts = np.array([row.split(",") for row in rows], dtype=np.int64).T
@@ -56,20 +62,20 @@ def wikipedia_lengths() -> LengthHistogram:
 
 
 def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
-    """Published lengths, int64 [count], scaled to `max_length`."""
+    """Draw published lengths, scaled to at most `max_length`. Returns int64 [count]."""
     published = wikipedia_lengths()
     scaled = published.draw_evenly(count, seed) * max_length
     return np.maximum(-(-scaled // published.max_length), SHORTEST)
 
 
 def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_RATE) -> IntArray:
-    """Masked positions of sequences of these lengths, a share of their tokens, at most `most`."""
+    """Return how many tokens to mask in sequences of these lengths: a share, at most `most`."""
     counts: IntArray = np.clip(np.rint(rate * lengths), 1, most).astype(np.int64)
     return counts
 
 
 def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
-    """The shapes to which a captured run of `config` pads micro-batches, planned as in a run."""
+    """Return the shapes to which a captured run of `config` pads its micro-batches."""
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
     seed = 1 if config.run.seed == "random" else config.run.seed
     count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)

@@ -1,6 +1,7 @@
-"""Strict reader of MLPerf logs, which anybody may have written.
+"""Strict reader of MLPerf logs.
 
-Our own writer is `mlperf_bert/run/mlperf_log.py`; a line that it cannot have written is refused.
+A log may come from anybody, so the reader trusts nothing. It raises an error for each line that our
+own writer, `mlperf_bert/run/mlperf_log.py`, cannot have written.
 """
 
 import math
@@ -13,13 +14,13 @@ from mlperf_bert.errors import DataError
 from mlperf_bert.files import parse_json_object, read_regular_file
 
 TOKEN = ":::MLLOG "
-MAX_LOG_BYTES = 8 * 2**20  # a log of ours has 150 kB, also of a run on 1,024 ranks
-AS_WRITTEN = "use the log as the run wrote it"
+MAX_LOG_BYTES = 8 * 2**20  # our own logs have about 150 kB, even those of 1,024 ranks
+AS_WRITTEN = "use the log file exactly as the run wrote it"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record, on line `line` of the file; `time_ms` since the epoch."""
+    """One record of a log. `time_ms` counts from the epoch, and `line` is its line in the file."""
 
     key: str
     value: Any
@@ -30,42 +31,42 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """The records of one log in their order; `name` is what problems call it."""
+    """The records of one log, in their order. Error messages call it `name`."""
 
     name: str
     records: tuple[Record, ...]
 
     def named(self, key: str) -> list[Record]:
-        """All records with that key."""
+        """Return all records with this key."""
         return [record for record in self.records if record.key == key]
 
     def last_number(self, key: str) -> float | None:
-        """The last positive value in records of that key; None if there is none."""
+        """Return the last positive number among the records with this key, or None."""
         values = [record.value for record in self.named(key)]
         return next((each for each in reversed(values) if is_number(each) and each > 0), None)
 
     def last_text(self, key: str) -> str | None:
-        """The last text in a record of that key; None if there is none."""
+        """Return the last text among the records with this key, or None."""
         values = [record.value for record in self.named(key)]
         return next((each for each in reversed(values) if isinstance(each, str)), None)
 
 
 def read_log(path: Path, name: str) -> RunLog:
-    """Read a log. Raises DataError if it is too large or holds anything but records."""
-    lines = _read_text(path, name).split("\n")  # str.splitlines would cut at more than that
+    """Read a log. Raises DataError if it is too large or has anything except records."""
+    lines = _read_text(path, name).split("\n")  # str.splitlines also splits at other characters
     records = tuple(
         _read_record(text, name, line) for line, text in enumerate(lines, 1) if text.strip()
     )
     if not records:
-        raise DataError(name, "is empty", AS_WRITTEN)
+        raise DataError(name, "the log is empty", AS_WRITTEN)
     return RunLog(name, records)
 
 
 def read_foreign_log(path: Path, name: str) -> RunLog:
-    """The records of a foreign log, wherever they stand among other output.
+    """Read the records of another program's log, which may have other output between them.
 
-    An unfinished last line is left out: the run was killed, or is still running. Raises DataError
-    if the file is too large, holds no record, or an unreadable one.
+    An incomplete last line is ignored, because the run may have been killed or may still be
+    writing. Raises DataError if the file is too large, or has no record or a damaged one.
     """
     lines = _read_bytes(path, name).decode("utf-8", errors="replace").split("\n")[:-1]
     records = []
@@ -74,12 +75,12 @@ def read_foreign_log(path: Path, name: str) -> RunLog:
         if token:
             records.append(_read_record(token + rest, name, line))
     if not records:
-        raise DataError(name, f"holds no line with {TOKEN.strip()!r}", "give an MLPerf log")
+        raise DataError(name, f"no line contains {TOKEN.strip()!r}", "pass an MLPerf log")
     return RunLog(name, tuple(records))
 
 
 def is_number(value: object) -> bool:
-    """True if a JSON value is a finite number; booleans are none."""
+    """Return whether a JSON value is a finite number. Booleans are not numbers."""
     if type(value) is int:
         return abs(value) < 2**63
     return type(value) is float and math.isfinite(value)
@@ -89,7 +90,7 @@ def _read_text(path: Path, name: str) -> str:
     try:
         return _read_bytes(path, name).decode("ascii")
     except UnicodeDecodeError:
-        raise DataError(name, "is not ASCII text", AS_WRITTEN) from None
+        raise DataError(name, "the log is not ASCII text", AS_WRITTEN) from None
 
 
 def _read_bytes(path: Path, name: str) -> bytes:
@@ -102,13 +103,13 @@ def _read_bytes(path: Path, name: str) -> bytes:
 def _read_record(text: str, name: str, line: int) -> Record:
     where = f"{name}, line {line}"
     if not text.startswith(TOKEN):
-        raise DataError(where, f"does not begin with {TOKEN.strip()!r}", AS_WRITTEN)
+        raise DataError(where, f"the line does not start with {TOKEN.strip()!r}", AS_WRITTEN)
     try:
         found = parse_json_object(text.removeprefix(TOKEN))
     except ValueError as error:
-        raise DataError(where, f"is no record ({error})", AS_WRITTEN) from None
+        raise DataError(where, f"the record cannot be parsed ({error})", AS_WRITTEN) from None
     key, metadata, time_ms = found.get("key"), found.get("metadata"), found.get("time_ms")
     is_named = isinstance(key, str) and isinstance(metadata, dict)
     if not is_named or "value" not in found or type(time_ms) is not int or not is_number(time_ms):
-        raise DataError(where, "is no complete record", AS_WRITTEN)
+        raise DataError(where, "the record is incomplete", AS_WRITTEN)
     return Record(str(key), found["value"], metadata or {}, time_ms, line)

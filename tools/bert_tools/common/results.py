@@ -1,4 +1,4 @@
-"""What several tools make of measurements: means, aligned and Markdown tables, and pictures."""
+"""Summaries of measurements that several tools share: means, tables and figures."""
 
 import io
 import math
@@ -13,25 +13,26 @@ if TYPE_CHECKING:
 
 
 def olympic_mean(minutes: Sequence[float]) -> float:
-    """MLPerf's mean, without the fastest and the slowest; needs at least three values.
+    """Return the mean without the fastest and the slowest value, as MLPerf scores results.
 
-    Source: training rules, section on scoring.
+    Needs at least three values. Source: MLPerf training rules, section on scoring.
     """
     middle = sorted(minutes)[1:-1]
     return math.fsum(middle) / len(middle)
 
 
 def quantile_95(degrees: int) -> float:
-    """Student's two-sided 95 % quantile for that many degrees of freedom."""
-    from scipy.special import stdtrit  # takes 0.2 s, and few answers need it
+    """Return Student's t for a two-sided 95% interval with that many degrees of freedom."""
+    from scipy.special import stdtrit  # imported here because it takes 0.2 s
 
     return float(stdtrit(degrees, 0.975))
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of values, and half of its 95 % interval; None for a single value.
+    """Return the mean and half the width of its 95% confidence interval.
 
-    For independent values of one normal distribution: t * s / sqrt(n).
+    The half width is t * s / sqrt(n), for independent values of one normal distribution. It is None
+    for a single value.
     """
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
@@ -42,14 +43,14 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = "") -> list[str]:
-    """Lines of a table, two spaces between its columns, without spaces at their ends.
+    """Format a table as lines with two spaces between columns and none at the end.
 
     Args:
         header: names of the columns.
-        rows: cells; each is shown on one line and never cut.
-        left: names of the left-aligned columns; others are right-aligned.
+        rows: cells, each of which is shown on one line and never truncated.
+        left: names of the left-aligned columns, separated by commas. Others are right-aligned.
     """
-    from rich.console import Console  # a command that prints no table needs no rich
+    from rich.console import Console  # imported here because only tables need it
     from rich.table import Table
     from rich.text import Text
 
@@ -65,7 +66,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = ""
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table with columns as wide as their widest cell; the first left-aligned, others right."""
+    """Format a Markdown table; the first column is left-aligned, the others right-aligned."""
     cells = [[one_line(cell).replace("|", "/") for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -88,7 +89,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def png(figure: "Figure", dots_per_inch: int = 100) -> bytes:
-    """The figure as a PNG: the same bytes for the same figure."""
+    """Return the figure as PNG. The same figure always gives the same bytes."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
     return picture.getvalue()

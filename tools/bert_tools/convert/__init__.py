@@ -1,1 +1,1 @@
-"""Import of weights from other programs: TensorFlow, Hugging Face."""
+"""Conversion of weights from TensorFlow and Hugging Face: `mlperf_bert convert`."""

@@ -1,4 +1,4 @@
-"""The sub-command `convert`: makes a checkpoint from another program's weights."""
+"""The command `convert`: make a checkpoint from another program's weights."""
 
 import argparse
 import math
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         metavar="SOURCE",
-        help="directory with the weights, or the prefix of a TensorFlow checkpoint",
+        help="directory with the weights, or prefix of a TensorFlow checkpoint (DIR/model.ckpt-N)",
     )
     parser.add_argument(
         "--from",
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="program that wrote the weights",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="directory to create"
+        "--out", type=Path, required=True, metavar="DIR", help="new directory for the checkpoint"
     )
     parser.add_argument(
         "--vocab",
@@ -49,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("refuse", "draw"),
         default="refuse",
-        help="what to do if the source has no masked-word head: stop with an error, or draw the "
-        "head at random",
+        help="what to do if SOURCE has no masked-LM head: stop with an error, or draw its weights "
+        "at random",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and print the fate of every tensor."""
+    """Convert the weights, and print what happened to each tensor."""
     from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 
     source = _open(args.format, args.source)
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(source_format: str, path: Path) -> "Source":
+    """Open the weights in the given format. Raises CheckpointError."""
     if source_format == "huggingface":
         from bert_tools.huggingface.reader import open_huggingface
 
@@ -77,7 +78,7 @@ def _open(source_format: str, path: Path) -> "Source":
 
 
 def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
-    """What was done, in lines: the fate of every tensor, the model, and how to go on from it."""
+    """Return lines that say what happened to each tensor, and which commands to run next."""
     from bert_tools.huggingface.conversion import HEAD, STARTING
     from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
 
@@ -89,9 +90,9 @@ def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
     rows = conversion.shapes[source.family.words][0]
     kept = "all kept"
     if rows > conversion.word_rows:
-        kept = f"and {rows - conversion.word_rows} that pad and never matter (decision 0019)"
+        kept = f"padded with {rows - conversion.word_rows} that no token uses"
     elif rows < conversion.word_rows:
-        kept = f"the last {conversion.word_rows - rows} dropped: no token has them"
+        kept = f"without the last {conversion.word_rows - rows}, which no token uses"
     lines = [
         f"{source.form}: {len(taken)} tensors matched, {num_weights:,} weights ({dtypes})",
         f"model: {model.num_layers} layers, hidden {model.hidden_size}, "
@@ -102,27 +103,29 @@ def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
     ]
     if added:
         first = in_brief(added[0])
-        lines.append(f"added tokens: {len(added)} beside vocab.txt, kept as words (first {first})")
+        lines.append(
+            f"added tokens: {len(added)} in addition to vocab.txt, kept as words (first: {first})"
+        )
     for why, count in Counter(conversion.ignored.values()).items():
         first = next(name for name, reason in conversion.ignored.items() if reason == why)
         others = f" and {count - 1} more" if count > 1 else ""
-        lines.append(f"ignored, {why}: {first}{others}")
+        lines.append(f"ignored because {why}: {first}{others}")
     if conversion.drawn:
         count = len(conversion.drawn)
-        lines.append(f"NOT in the source, drawn at random: the {HEAD} ({count} tensors)")
+        lines.append(f"NOT in the source, so drawn at random: the {HEAD} ({count} tensors)")
     if source.published:
-        lines.append(f"note: this is the {source.published}, by its published md5")
-    lines.append(f"written: {out}, weights of sha256 {read_manifest(out).files[MODEL].sha256}")
+        lines.append(f"note: by their md5, these are the weights published as {source.published}")
+    lines.append(f"wrote {out} (sha256 of the weights: {read_manifest(out).files[MODEL].sha256})")
     for words in (
         ("pretrain", "TEXT", "--out", "NEW"),
         ("train", "--data", "DATA", "--config", str(out / STARTING)),
     ):
-        lines.append(f"to go on from it: {typed(*words, '--init-checkpoint', str(out))}")
+        lines.append(f"to train from it: {typed(*words, '--init-checkpoint', str(out))}")
     return lines
 
 
 def _added(conversion: "Conversion") -> list[str]:
-    """Tokens of the conversion's vocabulary that files beside its vocab.txt have added."""
+    """Return the tokens that files next to vocab.txt have added to the vocabulary."""
     from bert_tools.huggingface.tokenizer import WORD_PIECES
     from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 

@@ -1,1 +1,1 @@
-"""Checks that this machine, or these ranks, can train: `mlperf_bert doctor`."""
+"""Checks whether this machine can train: `mlperf_bert doctor`."""

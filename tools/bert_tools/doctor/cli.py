@@ -1,4 +1,4 @@
-"""The sub-command `doctor`: machine, packages, disk, and one all-reduce between ranks."""
+"""The command `doctor`: check the machine, its disk, the packages, and an all-reduce of ranks."""
 
 import argparse
 import importlib.metadata
@@ -23,20 +23,20 @@ from mlperf_bert.machine import memory_bytes, usable_cpus
 
 Status = Literal["ok", "warn", "fail"]
 Gpu = tuple[str, int]
-"""A GPU as torch sees it: name, bytes of memory."""
+"""Name and memory in bytes of a GPU, as torch reports them."""
 _NAME_WIDTH = 23
 _GIB = 2**30
 LEAST_FREE_BYTES, WANTED_FREE_BYTES = _GIB, 10 * _GIB  # a checkpoint of BERT-large has 4 GiB
-_INSTALL = "run in the checkout: tools/venv.sh"
-_LEAST_RANKS = 2  # of the all-reduce
-EXIT_REFUSED = 1  # something fails; schedulers read this
+_INSTALL = "run tools/venv.sh in the checkout"
+_LEAST_RANKS = 2  # for the all-reduce
+EXIT_REFUSED = 1  # exit status for schedulers, if a check fails
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding; `name` is the check's, or `<check>.<part>`.
+    """The result of one check.
 
-    `remedy` is empty where the status is `ok`.
+    `name` is that of the check, or `<check>.<part>`. `remedy` is empty if the status is `ok`.
     """
 
     status: Status
@@ -45,28 +45,28 @@ class Finding:
     remedy: str = ""
 
     def line(self) -> str:
-        """The finding as a line for people."""
+        """Format the finding as one line for people."""
         text = f"{self.status:<4}  {self.name:<{_NAME_WIDTH}}  {' '.join(self.found.split())}"
         return text + (f"; {self.remedy}" if self.remedy else "")
 
 
 def ok(name: str, found: str) -> Finding:
-    """A finding that all is well."""
+    """Return a finding without a problem."""
     return Finding("ok", name, found)
 
 
 def warn(name: str, found: str, remedy: str) -> Finding:
-    """A finding with which training runs, but slower or with less."""
+    """Return a finding that makes training slower or limits its features."""
     return Finding("warn", name, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Finding:
-    """A finding with which training does not run, or not correctly."""
+    """Return a finding that prevents training, or makes it wrong."""
     return Finding("fail", name, found, remedy)
 
 
 def cpu_model() -> str:
-    """The name of this computer's processor, also on systems without /proc."""
+    """Return the name of this machine's processor, also on systems without /proc."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if found := re.search(r"^model name[ \t]*:[ \t]*(.*)$", text, re.MULTILINE):
@@ -75,16 +75,19 @@ def cpu_model() -> str:
 
 
 def gpus_of_driver() -> int:
-    """How many GPUs NVIDIA's driver lists."""
+    """Return how many GPUs NVIDIA's driver lists."""
     with suppress(OSError):
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     return 0
 
 
 def check_machine(config: RunConfig | None) -> list[Finding]:
-    """Check the processors and GPUs of this machine. Raises ImportError without torch."""
+    """Check the processors and GPUs of this machine.
+
+    Raises ImportError if torch is not installed.
+    """
     findings = [judge_processors(len(usable_cpus()), _ranks(config))]
-    import torch  # only now: without it the processors are still shown
+    import torch
 
     built_for = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -94,13 +97,11 @@ def check_machine(config: RunConfig | None) -> list[Finding]:
 
 
 def judge_processors(num_usable: int, ranks: int) -> Finding:
-    """The finding on processors; this process may run on `num_usable` hardware threads."""
+    """Judge the processors; this process may run on `num_usable` hardware threads."""
     name = "machine.cpu"
-    found = (
-        f"{cpu_model()}, {memory_bytes() / _GIB:.0f} GiB; this process may use {num_usable} threads"
-    )
+    found = f"{cpu_model()}, {memory_bytes() / _GIB:.0f} GiB, {num_usable} usable threads"
     if num_usable < ranks:
-        remedy = "ask for more CPUs per task (srun --cpus-per-task, docker --cpus), or fewer ranks"
+        remedy = "request more CPUs per task (srun --cpus-per-task, docker --cpus) or fewer ranks"
         return warn(name, f"{found} for {ranks} ranks", remedy)
     return ok(name, found)
 
@@ -108,97 +109,114 @@ def judge_processors(num_usable: int, ranks: int) -> Finding:
 def judge_gpus(
     gpus: Sequence[Gpu], num_of_driver: int, built_for: str, config: RunConfig | None
 ) -> list[Finding]:
-    """Findings on the GPUs that torch sees; `num_of_driver` is how many the driver lists."""
+    """Judge the GPUs that torch can use; `num_of_driver` is how many the driver lists."""
     name, wanted = "machine.gpus", None if config is None else config.run.device
     if not gpus and num_of_driver:
-        found = f"the driver lists {num_of_driver} GPUs, {built_for} can use none"
-        remedy = "install a torch for the CUDA of this driver; check CUDA_VISIBLE_DEVICES"
+        found = f"the driver lists {num_of_driver} GPUs, but {built_for} can use none"
+        remedy = "install a torch build for this driver's CUDA, and check CUDA_VISIBLE_DEVICES"
         return [fail(name, found, remedy)]
     if not gpus and wanted == "cuda":
-        remedy = "use a machine with GPUs, or run.device 'cpu'; docker run needs --gpus all"
-        return [fail(name, f"none, {built_for}; the config asks for 'cuda'", remedy)]
+        remedy = "use a machine with GPUs (with docker: --gpus all), or --set run.device=cpu"
+        return [fail(name, f"none ({built_for}), but the config needs 'cuda'", remedy)]
     if not gpus:
-        return [ok(name, f"none, {built_for}: trains on the CPU")]
+        return [ok(name, f"none ({built_for}), so training runs on the CPU")]
     kinds = Counter(f"{gpu[0]} {gpu[1] / _GIB:.0f} GiB" for gpu in gpus)
     found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) + f", {built_for}"
     findings = [ok(name, found)]
     if len(kinds) > 1:
-        findings = [warn(name, found, "ranks wait for the slowest GPU: use equal ones")]
+        remedy = "use GPUs of one kind, because all ranks wait for the slowest one"
+        findings = [warn(name, found, remedy)]
     shares = config is None or wanted == "cpu" or config.parallel.share_gpu == "allow"
     if not shares and _ranks(config) > len(gpus):
-        found = f"{len(gpus)} for {_ranks(config)} ranks per node of the config"
-        findings.append(fail(name, found, "use the config of this machine's size"))
+        found = f"{len(gpus)} GPUs, but the config has {_ranks(config)} ranks per node"
+        remedy = f"add --set parallel.ranks_per_node={len(gpus)}, or choose another config"
+        findings.append(fail(name, found, remedy))
     return findings
 
 
 def _ranks(config: RunConfig | None) -> int:
+    """Return the number of ranks on this machine."""
     return 1 if config is None else config.parallel.ranks_per_node
 
 
 def check_disk(config: RunConfig | None) -> list[Finding]:
-    """Check the free space of the current directory, below which runs are written."""
+    """Check the free space in the current directory, where runs are written by default."""
     here = Path.cwd()
     return [judge_free(here, shutil.disk_usage(here).free)]
 
 
 def judge_free(where: Path, free_bytes: int) -> Finding:
-    """The finding on free space for logs and a checkpoint."""
+    """Judge the free space for logs and checkpoints."""
     name, found = "disk", f"{free_bytes / _GIB:,.1f} GiB free in {where}"
-    remedy = "make room, or give --run-dir on another file system"
+    remedy = "free some space, or pass a --run-dir on another file system"
     if free_bytes < LEAST_FREE_BYTES:
-        return fail(name, found + ", where runs are written", remedy)
+        return fail(name, f"only {found}", remedy)
     if free_bytes < WANTED_FREE_BYTES:
-        return warn(name, found + ": a checkpoint of BERT-large has 4", remedy)
+        return warn(name, f"{found}, but each checkpoint of BERT-large needs 4 GiB", remedy)
     return ok(name, found)
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package: `cost` is lost without it; `source` installs it; needed if that is empty.
+    """A package that this program imports.
 
-    It was tried from version `lowest` on, below `below`.
+    Args:
+        name: name on PyPI.
+        module: module that is imported.
+        use: what needs it.
+        lowest: oldest version that was tested.
+        below: version before which the tests stop; empty if there is no upper limit.
+        install: how to get an optional package; empty if the package is required.
     """
 
     name: str
     module: str
-    cost: str
+    use: str
     lowest: tuple[int, ...] = ()
     below: tuple[int, ...] = ()
-    source: str = ""
+    install: str = ""
 
 
 NEEDED = (
-    Package("torch", "torch", "trains nothing", (2, 11), (2, 14)),
-    Package("numpy", "numpy", "trains nothing", (2, 0)),
-    Package("numba", "numba", "trains nothing", (0, 61)),
-    Package("h5py", "h5py", "prepares no data", (3, 12)),
-    Package("safetensors", "safetensors", "saves no weights", (0, 8)),
-    Package("mlperf-logging", "mlperf_logging", "writes no log", (4, 1, 68)),
-    Package("scipy", "scipy", "fits no curve", (1, 15)),
-    Package("google-crc32c", "google_crc32c", "reads no TensorFlow file", (1, 7)),
-    Package("jinja2", "jinja2", "writes no report page", (3, 1, 6)),
-    Package("rich", "rich", "prints no tables", (13,)),
+    Package("torch", "torch", "training", (2, 11), (2, 14)),
+    Package("numpy", "numpy", "training", (2, 0)),
+    Package("numba", "numba", "training", (0, 61)),
+    Package("h5py", "h5py", "preparing data", (3, 12)),
+    Package("safetensors", "safetensors", "saving weights", (0, 8)),
+    Package("mlperf-logging", "mlperf_logging", "writing logs", (4, 1, 68)),
+    Package("scipy", "scipy", "fitting curves", (1, 15)),
+    Package("google-crc32c", "google_crc32c", "reading TensorFlow files", (1, 7)),
+    Package("jinja2", "jinja2", "writing report pages", (3, 1, 6)),
+    Package("rich", "rich", "printing tables", (13,)),
 )
 OPTIONAL = (
-    # The module is compiled; the project called apex on PyPI is something else.
+    # apex is recognized by a compiled module, because the package named apex on PyPI is unrelated.
     Package(
-        "apex", "amp_C", "no optim.implementation 'apex'", source="an image that has NVIDIA's apex"
+        "apex",
+        "amp_C",
+        "optim.implementation 'apex'",
+        install="use a container image with NVIDIA's apex",
     ),
-    Package("nvidia-dali", "nvidia.dali", "no data.loader 'dali'", source="extra 'dali'"),
-    Package("triton", "triton", "no fused kernels on a GPU", source="triton"),
-    Package("mpi4py", "mpi4py", "no data.loader 'mpi_readers'", source="extra 'mpi' and an MPI"),
+    Package("nvidia-dali", "nvidia.dali", "data.loader 'dali'", install="install the extra 'dali'"),
+    Package("triton", "triton", "fused kernels on a GPU", install="install triton"),
+    Package(
+        "mpi4py",
+        "mpi4py",
+        "data.loader 'mpi_readers'",
+        install="install the extra 'mpi' and an MPI library",
+    ),
 )
 
 
 def check_packages(config: RunConfig | None) -> list[Finding]:
-    """Check the packages that are needed everywhere, and those that this config or a GPU needs."""
+    """Check the required packages, and the optional ones that this config or a GPU needs."""
     needed = needed_here(config, has_gpus=gpus_of_driver() > 0)
     packages = [*NEEDED, *(package for package in OPTIONAL if package.name in needed)]
     elsewhere = {name: directory for directory, name in shadowed_packages()}
     findings = []
     for package in packages:
-        if package.module in elsewhere:  # its version is not that of the environment's
-            found = f"Python takes another, of PYTHONPATH: {elsewhere[package.module]}"
+        if package.module in elsewhere:  # the environment's version is not the one imported
+            found = f"PYTHONPATH makes Python import it from {elsewhere[package.module]}"
             findings.append(fail(f"packages.{package.name}", found, "unset PYTHONPATH"))
         else:
             findings.append(judge(package, installed_version(package)))
@@ -206,7 +224,7 @@ def check_packages(config: RunConfig | None) -> list[Finding]:
 
 
 def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
-    """The optional packages that the config, or a GPU, needs."""
+    """Return the names of the optional packages that the config or a GPU needs."""
     needed = {"triton"} if has_gpus else set()
     if config is not None:
         choices = {"apex": "apex", "dali": "nvidia-dali", "mpi_readers": "mpi4py"}
@@ -216,26 +234,26 @@ def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
 
 
 def judge(package: Package, version: str | None) -> Finding:
-    """The finding on a package; `version` is None if not installed, empty if not known."""
+    """Judge a package; `version` is None if it is not installed, and empty if it is unknown."""
     name = f"packages.{package.name}"
-    if version is None and package.source:
-        return warn(name, f"not found: {package.cost}", f"if you need it: {package.source}")
+    if version is None and package.install:
+        return warn(name, f"not installed, but needed for {package.use}", package.install)
     if version is None:
-        return fail(name, f"missing: {package.cost}", _INSTALL)
+        return fail(name, f"not installed, but needed for {package.use}", _INSTALL)
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
     if numbers and (numbers < package.lowest or (package.below and numbers >= package.below)):
         bounds = ((">=", package.lowest), ("<", package.below))
-        tried = ",".join(sign + ".".join(map(str, each)) for sign, each in bounds if each)
-        remedy = f"not tried with this one, but with {package.name}{tried}; {_INSTALL}"
-        return warn(name, version, remedy)
+        tested = ",".join(sign + ".".join(map(str, each)) for sign, each in bounds if each)
+        found = f"{version}, which was not tested ({package.name}{tested} was)"
+        return warn(name, found, _INSTALL)
     return ok(name, version or "installed")
 
 
 def installed_version(package: Package) -> str | None:
-    """The version of a package, empty if it has none, None if the module is not found."""
+    """Return a package's version, "" if it is unknown, or None if the module is not found."""
     try:
         spec = importlib.util.find_spec(package.module)
-    except (ImportError, ValueError):  # a part of a package that is not there
+    except (ImportError, ValueError):  # the parent package of a sub-module is missing
         spec = None
     if spec is None:
         return None
@@ -246,9 +264,10 @@ def installed_version(package: Package) -> str | None:
 
 
 def check_all_reduce(config: RunConfig | None) -> list[Finding]:
-    """Start ranks of this machine, which print what they find: the config's, one per GPU, or two.
+    """Start ranks on this machine that check an all-reduce and print the result.
 
-    Raises ConfigError for more ranks than the machine can hold.
+    The number of ranks is that of the config, otherwise one per GPU, and at least two. Raises
+    ConfigError if the machine cannot run that many.
     """
     from mlperf_bert.distributed.spawn import run_on_ranks
 
@@ -261,8 +280,8 @@ def check_all_reduce(config: RunConfig | None) -> list[Finding]:
         ["network-test", "--config", "cpu_tiny", *words], max(ranks, _LEAST_RANKS)
     )
     if status != 0:
-        remedy = "see the error above; without one, look at the package torch"
-        return [fail("all-reduce", f"the ranks ended with status {status}", remedy)]
+        remedy = "see the error above, or check that torch works"
+        return [fail("all-reduce", f"the ranks exited with status {status}", remedy)]
     return []
 
 
@@ -288,12 +307,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings as they come; 0, or 1 if something fails.
+    """Print each finding as soon as it is known. Returns 0, or 1 if a check fails.
 
     Raises ConfigError for a wrong option.
     """
     if args.set and args.config is None:
-        raise ConfigError("--set", "is given without --config", "give a config")
+        raise ConfigError("--set", "needs --config", "add --config FILE")
     config = load_config(args.config, args.set) if args.config else None
     has_failed = False
     for name in CHECKS:
@@ -304,11 +323,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examined(name: str, config: RunConfig | None) -> list[Finding]:
-    """Make a check; an error is a finding too, and does not stop the others."""
+    """Run one check; an error becomes a finding, so that the other checks still run."""
     try:
         return CHECKS[name](config)
     except UserError as error:
         where, problem, remedy = error.args
         return [fail(name, f"{where}: {problem}", remedy)]
     except Exception as error:
-        return [fail(name, f"{type(error).__name__}: {error}", "fix that, and try again")]
+        return [fail(name, f"{type(error).__name__}: {error}", "fix this error and try again")]
