@@ -1,11 +1,12 @@
-"""Maker of the tables of figures in the documents, from the logs' data.
+"""Generate the tables in the documentation from the data of the logs.
 
     python tools/docs_tables.py [--check] [--root DIR]
 
-A table that a command prints stands between the lines `<!-- made by: COMMAND -->` and
-`<!-- end -->`. COMMAND runs at the top of the tree, without a shell; `python` and `mlperf_bert` are
-those of this interpreter and that tree. Every command runs once, then files with changed tables are
-replaced. With --check nothing is written: each difference is a line, and the exit status is 1.
+A generated table stands between the lines `<!-- made by: COMMAND -->` and `<!-- end -->`. COMMAND
+prints the table. It runs in the root of the repository, without a shell, and with the `python` and
+`mlperf_bert` of this interpreter and that repository. After all commands have run, the files with
+changed tables are replaced. With --check nothing is written. Instead each difference is printed as
+one line, and the exit status is 1 if there are any.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 from mlperf_bert.errors import DataError, UserError
 from mlperf_bert.files import write_file
 
-PLACES = (
+DOCUMENTS = (
     "*.md",
     "docs/**/*.md",
     "logs/**/README.md",
@@ -32,58 +33,74 @@ END = "<!-- end -->"
 
 
 def main() -> int:
-    """Make the tables; 1 if --check found a difference, 2 if a document or a command is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
-    parser.add_argument("--root", type=Path, metavar="DIR", default=Path(__file__).parents[1])
+    """Update the tables.
+
+    Returns 1 if --check found a difference, and 2 if a document or a command has an error.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="print what differs instead of writing it"
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        default=Path(__file__).parents[1],
+        help="root of the repository (default: the one of this file)",
+    )
     options = parser.parse_args()
     root: Path = options.root.resolve()
-    documents = sorted({path for place in PLACES for path in root.glob(place)})
+    documents = sorted({path for pattern in DOCUMENTS for path in root.glob(pattern)})
     try:
-        made = {path: remade(path, root) for path in documents}
+        updated = {path: with_new_tables(path, root) for path in documents}
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"docs_tables.py: error: {error}", file=sys.stderr)
         return 2
-    different = {path: text for path, (text, lines) in made.items() if lines}
+    different = {path: text for path, (text, lines) in updated.items() if lines}
     for path in different:
-        for line in made[path][1]:
+        for line in updated[path][1]:
             print(f"{path.relative_to(root)}:{line}")
         if not options.check:
             write_file(path, different[path].encode())
     return 1 if options.check and different else 0
 
 
-def remade(path: Path, root: Path) -> tuple[str, list[str]]:
-    """The document with its tables made again, and `line: command` of each that differed."""
+def with_new_tables(path: Path, root: Path) -> tuple[str, list[str]]:
+    """Return a document with new tables, and `line: command` for each table that differs.
+
+    Raises DataError for a missing end of a table, and for a command that fails.
+    """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    made, different, at = [], [], 0
-    while at < len(lines):
-        made.append(lines[at])
-        at += 1
-        if found := OPENING.fullmatch(lines[at - 1].strip()):
-            where = f"{path.relative_to(root)}:{at}"
-            rest = [line.strip() for line in lines[at:]]
+    updated, different, position = [], [], 0
+    while position < len(lines):
+        updated.append(lines[position])
+        position += 1
+        if found := OPENING.fullmatch(lines[position - 1].strip()):
+            where = f"{path.relative_to(root)}:{position}"
+            rest = [line.strip() for line in lines[position:]]
             if END not in rest:
                 raise DataError(where, f"no line `{END}` follows", "add it below the table")
-            last = at + rest.index(END)
-            if any(OPENING.fullmatch(line) for line in rest[: last - at]):
+            last = position + rest.index(END)
+            if any(OPENING.fullmatch(line) for line in rest[: last - position]):
                 raise DataError(where, f"no `{END}` before the next table", "add it below this one")
-            table, wrong = run(found[1], root)
-            if wrong:
-                raise DataError(where, f"{found[1]}: {wrong}", "mend the command or its log")
-            if table != "".join(lines[at:last]):
-                different.append(f"{at}: {found[1]}")
-            made.append(table)
-            at = last
-    return "".join(made), different
+            table, problem = run(found[1], root)
+            if problem:
+                raise DataError(where, f"{found[1]}: {problem}", "fix the command or its log")
+            if table != "".join(lines[position:last]):
+                different.append(f"{position}: {found[1]}")
+            updated.append(table)
+            position = last
+    return "".join(updated), different
 
 
 @cache
 def run(command: str, root: Path) -> tuple[str, str]:
-    """The output of the command at the top of the tree, and its error in a line."""
+    """Run a command in `root`. Returns its output, and what went wrong or "" if nothing did."""
     own = {"python": [sys.executable], "mlperf_bert": [sys.executable, "-P", "-m", "mlperf_bert"]}
     settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    settings["PYTHONPATH"] = ":".join(str(root / place) for place in PACKAGES)
+    settings["PYTHONPATH"] = ":".join(str(root / package) for package in PACKAGES)
     environment = os.environ | settings  # noqa: TID251, this launches
     try:
         program, *arguments = shlex.split(command)
@@ -94,9 +111,9 @@ def run(command: str, root: Path) -> tuple[str, str]:
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        return "", f"status {done.returncode}, {said[-1] if said else 'without a word'}"
-    return done.stdout.strip("\n") + "\n", "" if done.stdout.strip() else "it prints nothing"
+        lines = done.stderr.strip().splitlines()
+        return "", f"exit status {done.returncode}, {lines[-1] if lines else 'no error message'}"
+    return done.stdout.strip("\n") + "\n", "" if done.stdout.strip() else "it printed nothing"
 
 
 if __name__ == "__main__":

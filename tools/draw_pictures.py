@@ -77,7 +77,7 @@ POLICIES = {
 
 
 def policies() -> None:
-    """Write a picture for each policy."""
+    """Write one picture for each policy."""
     lengths = wikipedia_lengths().draw_evenly(RANKS * LOCAL_BATCH_SIZE, SEED)
     for name, (title, balance) in POLICIES.items():
         picture = draw_policy(lengths, title, balance)
@@ -85,18 +85,21 @@ def policies() -> None:
 
 
 def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
-    """Stack the sequences of each rank; the dashed line is the mean of the ranks."""
+    """Draw the sequences of each rank as a stacked bar, and the mean of the ranks as a dashed line.
+
+    Returns the picture as PNG.
+    """
     assignment = balance(lengths.astype(np.float64).reshape(RANKS, 1, LOCAL_BATCH_SIZE))
-    of_ranks = np.split(lengths[assignment.indices], np.cumsum(assignment.counts)[:-1])
-    loads = np.array([of_rank.sum() for of_rank in of_ranks])
+    rank_lengths = np.split(lengths[assignment.indices], np.cumsum(assignment.counts)[:-1])
+    loads = np.array([each.sum() for each in rank_lengths])
     figure = new_figure(4.2, 2.6)
     axes = figure.subplots()
     shade = mpl.colormaps["viridis_r"]
-    for rank, of_rank in enumerate(of_ranks):
-        bottoms = np.cumsum(of_rank) - of_rank
-        axes.bar(rank, of_rank, 0.7, bottoms, color=shade(of_rank / 512), edgecolor="white")
-        for bottom, length in zip(bottoms, of_rank, strict=True):
-            if length >= 60:  # room for its number
+    for rank, parts in enumerate(rank_lengths):
+        bottoms = np.cumsum(parts) - parts
+        axes.bar(rank, parts, 0.7, bottoms, color=shade(parts / 512), edgecolor="white")
+        for bottom, length in zip(bottoms, parts, strict=True):
+            if length >= 60:  # high enough for its number
                 color = "white" if length > 256 else "black"
                 axes.text(rank, bottom + length / 2, str(length), color=color, **NUMBER)
     axes.axhline(loads.mean(), color="black", linestyle="--", linewidth=1)

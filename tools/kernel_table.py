@@ -1,10 +1,11 @@
-"""Machine code of every Triton kernel of a step at BERT-large's shapes, in figures; needs no GPU.
+"""Compile every Triton kernel of a BERT-large step, and print statistics of its machine code.
 
     python tools/kernel_table.py [--capability 90] [--only REGEX] [--keep DIR]
 
-JSON, an object per kernel: registers per thread, bytes of stack, spilled loads and stores, shared
-memory, programs that a multiprocessor holds, matrix instructions, stores of single bytes and of
-16, and instructions per element. `tests/unit/model/test_kernel_gate.py` keeps their bounds.
+No GPU is needed. The output is JSON with one object per kernel: registers per thread, bytes of
+stack, spilled loads and stores, bytes of shared memory, programs per multiprocessor, matrix
+instructions, stores of 1 and of 16 bytes, and instructions per element.
+`tests/unit/model/test_kernel_gate.py` checks them against bounds.
 """
 
 import argparse
@@ -39,14 +40,15 @@ TYPES = {
     torch.int64: "*i64",
     torch.uint8: "*u8",
 }
-# A multiprocessor's registers, threads, programs and bytes of shared memory (CUDA C++ programming
-# guide, compute capabilities).
+# Limits of a multiprocessor: registers, threads, programs, and bytes of shared memory by compute
+# capability. Source: CUDA C++ programming guide, compute capabilities.
 REGISTERS, THREADS, PROGRAMS = 65536, 2048, 32
 SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}
-# BERT-large. The number of rows does not change the code, so few are enough: a multiple of 16.
+# Sizes of BERT-large. The number of rows does not change the code, so a small multiple of 16 will do.
 SEQUENCES, TOKENS, LONGEST, DUMMIES = 8, 2048, 512, 4
 HIDDEN, WIDE, HEADS, VOCABULARY, MASKED = 1024, 4096, 16, 30_528, 64
-ELEMENTS = {  # elements of a program, or of one turn of its loop
+# Number of elements that a program works on, and whether it is that of one iteration of its loop.
+ELEMENTS = {
     "_attention_forward": (128 * 64, True),
     "_attention_of_queries": (64 * 64, True),
     "_attention_of_keys": (64 * 64, True),
@@ -71,7 +73,7 @@ ELEMENTS = {  # elements of a program, or of one turn of its loop
     "_sum_squares": (1024, True),
     "_apply": (1024, False),
 }
-ELEMENTS_OF_WINDOWS = {  # where tiles are others, by head size
+ELEMENTS_OF_WINDOWS = {  # by head size, for kernels whose tiles differ if there is a window
     (64, "_attention_forward"): 64 * 64,
     (64, "_attention_of_keys"): 32 * 64,
     (128, "_attention_forward"): 64 * 64,
@@ -82,20 +84,23 @@ Launch = Callable[[], object]
 
 
 def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **options: Any) -> Any:
-    """A substitute for `JITFunction.run`: compiles the kernel, with alignment as at a launch."""
+    """Compile a kernel with the alignment that its arguments would have at a launch.
+
+    This replaces `JITFunction.run`. Returns Triton's compiled kernel.
+    """
     constants: dict[tuple[int, ...], Any] = {}
     aligned: dict[tuple[int, ...], Any] = {}
 
-    def type_of(value: Any, place: tuple[int, ...], specializes: bool) -> Any:
+    def type_of(value: Any, path: tuple[int, ...], specializes: bool) -> Any:
         if isinstance(value, tuple):
             parts = enumerate(value)
-            return tuple(type_of(part, (*place, at), specializes) for at, part in parts)
+            return tuple(type_of(part, (*path, index), specializes) for index, part in parts)
         if value is None:
-            constants[place] = None
+            constants[path] = None
             return "constexpr"
         is_tensor = isinstance(value, Tensor)
         if (value.data_ptr() if is_tensor else value) % 16 == 0 and (is_tensor or specializes):
-            aligned[place] = [["tt.divisibility", 16]]
+            aligned[path] = [["tt.divisibility", 16]]
         return TYPES[value.dtype] if is_tensor else "i32" if abs(value) < 2**31 else "i64"
 
     signature = {}
@@ -103,8 +108,8 @@ def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **option
         if parameter.is_constexpr:
             signature[parameter.name], constants[(number,)] = "constexpr", value
         else:
-            place, specializes = (number,), not parameter.do_not_specialize
-            signature[parameter.name] = type_of(value, place, specializes)
+            specializes = not parameter.do_not_specialize
+            signature[parameter.name] = type_of(value, (number,), specializes)
     chosen = {name: options[name] for name in LAUNCH_OPTIONS if name in options}
     source = ASTSource(kernel, signature, constants, aligned)
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
@@ -114,28 +119,29 @@ def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **option
 
 @contextmanager
 def compiling(case: str, capability: int, keep: Path) -> Iterator[list[dict[str, Any]]]:
-    """A context in which a launch is compiled and recorded, and nothing runs."""
+    """Return a context in which a launch compiles the kernel and records it, without running it."""
     found: list[dict[str, Any]] = []
-    usual = JITFunction.run
+    original = JITFunction.run
 
-    def note(kernel: Any, *arguments: Any, **options: Any) -> None:
+    def record(kernel: Any, *arguments: Any, **options: Any) -> None:
         done = compile_instead(kernel, *arguments, capability=capability, **options)
         found.append(inspect(done, case, capability, keep))
 
-    JITFunction.run = note
+    JITFunction.run = record
     try:
         yield found
     finally:
-        JITFunction.run = usual
+        JITFunction.run = original
 
 
 def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]:
-    """Read the figures from the machine code, which stays in `keep` with its sources.
+    """Return statistics of a kernel's machine code, and write it with its sources to `keep`.
 
-    `programs` is the number that a multiprocessor holds at once, `loop` the instructions of the
-    longest loop (0 without one). `per_element` is the instructions of a thread per element that it
-    works on: if `ELEMENTS` counts those of one turn of a loop, the loop's; else the program's,
-    whose loop is then for values that are not finite, and hardly ever runs.
+    `programs` is how many programs run on a multiprocessor at the same time. `loop` is the number
+    of instructions of the longest loop, 0 if there is none. `per_element` is the number of
+    instructions of a thread per element. If `ELEMENTS` has the elements of one iteration, these are
+    the instructions of the loop. Otherwise they are those outside the loop, which then handles
+    values that are not finite and hardly ever runs.
     """
     path = keep / f"{done.metadata.name}-{done.hash[:8]}"
     for kind in ("ttgir", "ptx"):
@@ -180,6 +186,7 @@ def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]
 
 
 def _run(program: str, *arguments: object) -> str:
+    """Run one of the CUDA programs that Triton contains, and return its output."""
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / program
     return subprocess.run(
         [path, *map(str, arguments)], check=True, capture_output=True, text=True
@@ -187,7 +194,7 @@ def _run(program: str, *arguments: object) -> str:
 
 
 def _instructions(sass: str) -> Iterator[tuple[str, str]]:
-    """Name and operands of each instruction, without the padding at the end."""
+    """Yield the name and operands of each instruction, without the padding at the end."""
     for line in sass.splitlines():
         found = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*)", line)
         if found and found[1] != "NOP":
@@ -195,7 +202,7 @@ def _instructions(sass: str) -> Iterator[tuple[str, str]]:
 
 
 def _longest_loop(sass: str) -> int:
-    """Instructions from a label to a branch back to it."""
+    """Return the largest number of instructions from a label to a branch back to it."""
     starts: dict[str, int] = {}
     longest = count = 0
     for line in sass.splitlines():
@@ -212,7 +219,7 @@ def _longest_loop(sass: str) -> int:
 
 
 def cases() -> dict[str, Launch]:
-    """Functions that launch the kernels of a step, by part of the step."""
+    """Return functions that launch the kernels of a step, by part of the step."""
     from mlperf_bert.model import (
         triton_attention,
         triton_cross_entropy,
@@ -309,7 +316,7 @@ def cases() -> dict[str, Launch]:
             wide, wide, wide_bias, e5m2
         ),
         "LAMB": optimizer,
-        # The other architecture: pre-norm without biases, gates, rotary positions and windows.
+        # ModernBERT has pre-norm without biases, gates, rotary positions and windows.
         "modern norm": lambda: (
             triton_norm.sum_norm(hidden, residual, bias, 1e-5, None, 1.0),
             triton_norm.sum_norm_backward((hidden, residual), *sum_norm, torch.bfloat16),
@@ -334,7 +341,7 @@ def cases() -> dict[str, Launch]:
         "modern attention, window, last layer": partial(modern_attention, 64, some_queries=True),
         "modern attention, heads of 128": partial(modern_attention, None, 128),
         "modern attention, window, heads of 128": partial(modern_attention, 64, 128),
-        # For other models, compiled alone: no part of this step.
+        # Head sizes of other models, which are compiled but not part of this step.
         **{
             f"attention, heads of {size}": partial(attention, HIDDEN // size)
             for size in (16, 32, 128)
@@ -343,7 +350,7 @@ def cases() -> dict[str, Launch]:
 
 
 def optimizer() -> None:
-    """Update a shard that is short enough for a test: blocks are independent."""
+    """Update a short shard, which is enough because blocks are independent."""
     from mlperf_bert.distributed.bucket_plan import BLOCK
     from mlperf_bert.optim import triton_kernels
     from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
@@ -367,11 +374,19 @@ def optimizer() -> None:
 
 
 def main() -> None:
-    """Compile, and print the figures."""
+    """Compile the kernels and print their statistics."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--capability", type=int, default=90, choices=sorted(SHARED_BYTES))
-    parser.add_argument("--only", default="", metavar="REGEX", help="select parts by name")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the machine code in DIR")
+    parser.add_argument(
+        "--capability",
+        type=int,
+        default=90,
+        choices=sorted(SHARED_BYTES),
+        help="compute capability to compile for, times 10 (default: 90)",
+    )
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="compile only the parts with a matching name"
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="write the machine code to DIR")
     args = parser.parse_args()
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -48,7 +48,7 @@ def test_transformers_computes_the_same_and_back_it_is_bit_for_bit(
 
     checkpoint, out = trained(tmp_path / "run", words, *overrides), tmp_path / "out"
     done = export_huggingface(checkpoint, out, words)
-    assert done.startswith(f"{form} of step 7: ") and done.endswith(f" {PADDED} rows of words")
+    assert done.startswith(f"{form} of step 7: ") and done.endswith(f" of {PADDED} rows")
     batch, inputs = a_batch(synthetic_data, form)
     assert inputs["attention_mask"].sum() < inputs["attention_mask"].numel()
     with torch.inference_mode():

@@ -31,40 +31,40 @@ def assert_refused(tmp_path, words, capsys):
 
 
 FULL, LOCAL = "full_attention", "sliding_attention"
-PATTERN = "is not full_attention in the first layer"
+PATTERN = "layer_types must be full_attention in the first"
 OTHER_MODELS = (
-    ("plain", "model_type", "roberta", "not bert or modernbert"),
-    ("plain", "hidden_act", "gelu_new", "computes 'gelu' only"),
-    ("plain", "position_embedding_type", "relative_key", "computes 'absolute' only"),
-    ("plain", "is_decoder", True, "computes False only"),
-    ("plain", "add_cross_attention", True, "computes False only"),
-    ("plain", "tie_word_embeddings", False, "computes True only"),
+    ("plain", "model_type", "roberta", "must be bert or modernbert"),
+    ("plain", "hidden_act", "gelu_new", "supports only 'gelu'"),
+    ("plain", "position_embedding_type", "relative_key", "supports only 'absolute'"),
+    ("plain", "is_decoder", True, "supports only False"),
+    ("plain", "add_cross_attention", True, "supports only False"),
+    ("plain", "tie_word_embeddings", False, "supports only True"),
     ("plain", "layer_norm_eps", 2.0, "layer_norm_epsilon must be from 0 to 1"),
     ("plain", "num_attention_heads", 5, "does not divide"),
     ("plain", "num_hidden_layers", 3, "is missing"),
-    ("plain", "hidden_size", 64, "has the shape"),
+    ("plain", "hidden_size", 64, "the shape is"),
     ("plain", "type_vocab_size", 3, "type_vocab_size"),
     *(
-        ("modern", f"{name}_bias", True, "computes False only")
+        ("modern", f"{name}_bias", True, "supports only False")
         for name in ("norm", "attention", "mlp", "classifier")
     ),
-    ("modern", "decoder_bias", False, "computes True only"),
-    ("modern", "tie_word_embeddings", False, "computes True only"),
-    ("modern", "hidden_activation", "silu", "computes 'gelu' only"),
-    ("modern", "classifier_activation", "relu", "computes 'gelu' only"),
+    ("modern", "decoder_bias", False, "supports only True"),
+    ("modern", "tie_word_embeddings", False, "supports only True"),
+    ("modern", "hidden_activation", "silu", "supports only 'gelu'"),
+    ("modern", "classifier_activation", "relu", "supports only 'gelu'"),
     ("modern", "norm_eps", 2.0, "layer_norm_epsilon must be from 0 to 1"),
-    ("modern", "mlp_dropout", 0.1, "is 0.1, not 0.0 as elsewhere"),
+    ("modern", "mlp_dropout", 0.1, "embedding_dropout and mlp_dropout must be equal"),
     ("modern", "layer_types", [FULL, LOCAL, LOCAL, FULL], PATTERN),
-    ("modern", "global_attn_every_n_layers", 3, "every 3 on"),
-    ("modern", "global_attn_every_n_layers", 0, "is 0, not an integer of at least 1"),
-    ("modern", "local_attention", 0, "is 0, not an integer of at least 1"),
-    ("modern", "rope_parameters", {"rope_theta": 50.0}, "no kind of this model's layers"),
-    ("modern", "rope_parameters", {FULL: {"rope_type": "yarn", "factor": 4.0}}, "does not compute"),
+    ("modern", "global_attn_every_n_layers", 3, "every 3 layers"),
+    ("modern", "global_attn_every_n_layers", 0, "must be an integer of at least 1, not 0"),
+    ("modern", "local_attention", 0, "must be an integer of at least 1, not 0"),
+    ("modern", "rope_parameters", {"rope_theta": 50.0}, "not a kind of this model's layers"),
+    ("modern", "rope_parameters", {FULL: {"rope_type": "yarn", "factor": 4.0}}, "not support"),
     ("modern", "rope_parameters", {FULL: {"rope_theta": -1.0}}, "rope_base_global"),
-    ("modern", "rope_scaling", {"factor": 2.0}, "does not compute"),
-    ("modern", "head_dim", 16, "does not compute"),
-    ("modern", "intermediate_size", 64, "has the shape [96, 32], the model's is [128, 32]"),
-    ("modern", "model_type", "modernbert-decoder", "not bert or modernbert"),
+    ("modern", "rope_scaling", {"factor": 2.0}, "does not support"),
+    ("modern", "head_dim", 16, "does not support"),
+    ("modern", "intermediate_size", 64, "the shape is [96, 32], but the model needs [128, 32]"),
+    ("modern", "model_type", "modernbert-decoder", "must be bert or modernbert"),
 )
 
 
@@ -94,12 +94,12 @@ def a_third_sentence(tensors):
 
 DENSE = "bert.encoder.layer.1.output.dense.weight"
 NORM = "bert.embeddings.LayerNorm"
-NO_PART = "is no part of the"
+NO_PART = "not a tensor of the"
 WRONG_TENSORS = {
     "plain": {
         "untied": (
             with_one("cls.predictions.decoder.weight", lambda t: t[WORDS] + 1e-3),
-            "not equal",
+            "differs from",
         ),
         "diverged": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS] / 0), "not finite"),
         "quantised": (with_one(WORD_BIAS, lambda t: t[WORD_BIAS].to(torch.int8)), "int8"),
@@ -107,7 +107,7 @@ WRONG_TENSORS = {
         "a third sentence": (a_third_sentence, "cls.seq_relationship.weight is missing"),
         "two spellings": (
             with_one(f"{NORM}.gamma", lambda t: t[f"{NORM}.weight"] + 1),
-            f"holds {NORM}.weight twice",
+            f"has two tensors for {NORM}.weight",
         ),
         "halved": (with_one(DENSE, lambda t: t[DENSE][:16].clone()), "[16, 48]"),
         "without a bias": (without(WORD_BIAS), "missing"),
@@ -115,7 +115,7 @@ WRONG_TENSORS = {
         "without a head": (without("cls."), "--missing draw"),
     },
     "modern": {
-        "untied": (with_ones("decoder.weight", NUM_WORDS, 32), "is not equal to"),
+        "untied": (with_ones("decoder.weight", NUM_WORDS, 32), "differs from"),
         "a bias": (with_ones("model.layers.1.attn_norm.bias", 32), f"{NO_PART} ModernBERT"),
         "a first norm": (with_ones("model.layers.0.attn_norm.weight", 32), f"{NO_PART} ModernBERT"),
         "half a head": (without("head.dense.weight"), "head.dense.weight is missing"),
@@ -139,9 +139,11 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
     shutil.copytree(plain, tmp_path / "bert")
     more = tmp_path / "more.txt"
     more.write_text(words.read_text() + "another\n")
-    assert_refused("its vocabulary 70", "bert", vocabulary=more)
+    assert_refused("its vocabulary 70 tokens", "bert", vocabulary=more)
+    remedy = "pass one written by save_pretrained(), with config.json and model.safetensors"
+    assert_refused(f"{tmp_path / 'bret'}: no such directory; {remedy}", "bret")
     make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
-    assert_refused("model.safetensors: is missing", "cut")
+    assert_refused("model.safetensors: no such file; pass a directory", "cut")
     assert_refused("already exists", "bert", out="cut")
 
     def fail(path, *_):
@@ -152,7 +154,7 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
         patch.setattr("bert_tools.huggingface.conversion.write_tensors", fail)
         assert_refused("No space left", "bert")
     (tmp_path / "bert" / "model.safetensors").rename(tmp_path / "bert" / "pytorch_model.bin")
-    assert_refused("is a pickle", "bert")
+    assert_refused("this is a pickle", "bert")
 
 
 @pytest.mark.timeout(60)
@@ -165,7 +167,7 @@ def test_truncations_are_refused_and_a_pipe_is_not_waited_for(tmp_path):
         with pytest.raises(CheckpointError):
             read_safetensors(path)
     path.write_bytes(contents + b"\0")
-    with pytest.raises(CheckpointError, match="is no whole safetensors file"):
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         read_safetensors(path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="not a regular file"):

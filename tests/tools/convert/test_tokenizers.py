@@ -105,7 +105,7 @@ def test_a_list_is_taken_where_it_splits_as_the_model_did(theirs, tmp_path):
     given = Path(shutil.copy(theirs / "vocab.txt", tmp_path / "given.txt"))
     for setting in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         (theirs / "tokenizer_config.json").write_text(json.dumps({setting: False}))
-        said = rf"{setting}: is false.*tokenizer.json with --vocab"
+        said = rf"{setting}: must not be false.*tokenizer.json with --vocab"
         with pytest.raises(CheckpointError, match=said):
             convert(theirs, tmp_path / "refused", None)
     assert converted(theirs, tmp_path / "told", given).name == "vocab.txt"

@@ -64,7 +64,7 @@ def test_tokens_are_those_of_prepare(vocabulary):
     text = " w1 [MASK]w2 else[MASK] "
     assert [vocabulary.tokens[token] for token in tokens_of(text, vocabulary, 7)] == words
     for other, longest, said in (
-        (text, 6, "has 7 tokens, the model takes 6"),
+        (text, 6, "has 7 tokens, but the model reads at most 6"),
         ("w1 [mask]", 32, r"has no \[MASK\]"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -77,11 +77,11 @@ def test_command(tmp_path, vocabulary, synthetic_data, capsys):
     checkpoint = saved.parent
     (checkpoint / "LATEST").write_text(saved.name)
     given = ("fill", "w1 [MASK] w2", "--checkpoint", str(checkpoint), "--device", "cpu")
-    missing = "no vocab.txt and no tokenizer.json in it nor above it"
+    missing = "nor those above it have vocab.txt or tokenizer.json"
     assert missing in refusal(capsys, *given)
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents + b"more\n")
-    assert "is not the vocabulary that the checkpoint" in refusal(capsys, *given)
-    assert "--top: is 0" in refusal(capsys, *given, "--top", 0)
+    assert "this is not the vocabulary that the checkpoint" in refusal(capsys, *given)
+    assert "--top: must be from 1 to 1000, not 0" in refusal(capsys, *given, "--top", 0)
     assert main([*given, "--vocab", str(synthetic_data / "train/vocab.txt")]) == 0
     expected = capsys.readouterr().out
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents)

@@ -165,17 +165,18 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     assert lines[2].startswith("training: 12 steps, 384 sequences, about 0:")
     assert said.count(" fill --checkpoint ") == 1
     facts = json.loads((out / "run" / "run_0" / "pretrain.json").read_text())
-    shown = f"held-out accuracy {facts['accuracy']:.4f}; the context-free baseline "
-    shown += f"{facts['context_free_accuracy']:.4f}"
-    shown += f"; the weights before training {facts['untrained']:.4f}"
+    shown = f"held-out accuracy {facts['accuracy']:.4f} (compared with "
+    shown += f"{facts['context_free_accuracy']:.4f} of a context-free baseline"
+    shown += f", and {facts['untrained']:.4f} before training)"
     assert lines[-1] == f"pretrain: {shown}"
     assert facts["accuracy"] > facts["untrained"]
     card = (out / "exported" / "README.md").read_text()
     assert shown in card
     assert "12 steps of 32 sequences" in card
-    assert f"{facts['documents']} documents were trained on" in card
+    assert f"The model was trained on {facts['documents']} documents." in card
     share = facts["left_out"] / facts["characters"]
-    assert f"The text had {facts['characters']:,} characters; {share:.1%} were left out" in card
+    left_out = f"{facts['characters']:,} characters, of which {share:.1%} were left out."
+    assert f"The text had {left_out}" in card
     masked, _, words = facts["example"].partition(" (")
     assert "[MASK]" in masked and words.count("0.") == 3
     typed = re.findall(r"^mlperf_bert (fill .*)$", PAGE, re.MULTILINE)[0]

@@ -1,1 +1,1 @@
-"""Hugging Face's weights, in and out."""
+"""Reading and writing of models in the format of Hugging Face."""

@@ -1,7 +1,8 @@
-"""Conversion of foreign weights to a checkpoint of ours: all planned and checked, then written.
+"""Conversion of another program's weights to a checkpoint.
 
-The checkpoint has the weights, a config that describes the model, the vocabulary, and its origin in
-the manifest; no optimizer's state.
+Everything is planned and checked before anything is written. The checkpoint has the weights, a
+config that describes the model, the vocabulary, and in the manifest the origin of the weights. It
+has no optimizer state.
 """
 
 import hashlib
@@ -48,18 +49,20 @@ Missing = Literal["refuse", "draw"]
 HEAD = "masked-LM head"
 STARTING = "train.toml"
 _ABOUT_STARTING = """\
-# To go on training the weights beside this file: [model] is theirs, the rest pretrain_cpu's but for
-# the learning rate, a tenth of it, not tuned. Steps and batch are yours to set.
+# A config to continue training the weights in this directory. [model] describes these weights. The
+# other sections are those of pretrain_cpu, except that the learning rate is a tenth, which is not
+# tuned. Set the number of steps and the batch size to fit your data.
 """
-_SPARE_BYTES = 2**20  # of JSON and headers
+_SPARE_BYTES = 2**20  # for JSON and headers
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """The plan of a conversion, made before anything is written.
 
-    `shapes` has our parameters; `drawn` those of the masked-LM head if the source has none;
-    `ignored` the tensors of the source without a place in this model, with the reason.
+    `shapes` has the shapes of our parameters by name. `drawn` names the parameters of the masked-LM
+    head if the source has none. `ignored` maps each tensor of the source that our model does not
+    use to the reason.
     """
 
     source: Source
@@ -71,11 +74,11 @@ class Conversion:
 
     @property
     def word_rows(self) -> int:
-        """Rows of the source's word embedding."""
+        """Number of rows of the source's word embedding."""
         return self.source.weights[self.source.family.words].shape[0]
 
     def weight(self, name: str) -> Tensor:
-        """One of our parameters, float32 in our shape. Raises CheckpointError."""
+        """Return one of our parameters, float32, in our shape. Raises CheckpointError."""
         shape, family = self.shapes[name], self.source.family
         if name not in self.drawn:
             found = self.source.weights[name].read()
@@ -85,14 +88,14 @@ class Conversion:
             generator = torch.Generator().manual_seed(derive_seed(0, f"drawn {name}"))
             return initial_weights(name, torch.Size(shape), self.config.model, generator)
         if name == family.segments and len(found) == 1:
-            found = np.repeat(found, shape[0], axis=0)  # both segments as the only one
+            found = np.repeat(found, shape[0], axis=0)  # both segments get the only embedding
         if name in family.fills:
             found = with_rows(found, shape[0], family.fills[name])
         return torch.from_numpy(found)
 
 
 def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Missing) -> Conversion:
-    """Match every tensor and check its shape; no weights are read.
+    """Match every tensor to a parameter and check its shape, without reading the weights.
 
     Raises CheckpointError, ConfigError or DataError.
     """
@@ -102,8 +105,8 @@ def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Miss
     vocabulary = find_vocabulary(source.folder, given_vocabulary)
     rows, tokens = source.weights[words].shape[0], len(vocabulary)
     if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
-        problem = f"has {rows:,} words, its vocabulary {tokens:,}"
-        remedy = "give the vocabulary that it was trained with by --vocab"
+        problem = f"the word embedding has {rows:,} rows, but its vocabulary {tokens:,} tokens"
+        remedy = "pass the vocabulary that the model was trained with as --vocab"
         raise CheckpointError(str(source.folder), problem, remedy)
     config = _config_of(source, tokens)
     shapes = parameter_shapes(config.model)
@@ -118,22 +121,24 @@ def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Miss
 
 
 def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Shapes of our parameters by name; no memory is allocated for them."""
+    """Return the shapes of our parameters by name, without allocating memory for them."""
     parameters = BertForPretraining(model, torch.device("meta")).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
 def _incomplete(source: Source, name: str) -> CheckpointError:
+    """Return the error for a missing tensor, which names tensors with a similar name."""
     tail = name.removeprefix(source.family.body)
-    others = (each for each in (*source.weights, *source.ignored) if each.endswith(tail))
-    problem = f"{name} is missing" + "".join(f", {in_brief(other)} is there" for other in others)
-    return CheckpointError(str(source.folder), problem, "give the weights of a BERT, all of them")
+    similar = [in_brief(each) for each in (*source.weights, *source.ignored) if each.endswith(tail)]
+    problem = f"{name} is missing" + (f" (found {', '.join(similar)})" if similar else "")
+    return CheckpointError(str(source.folder), problem, "pass all weights of a BERT")
 
 
 def _config_of(source: Source, num_tokens: int) -> RunConfig:
-    """A complete config with the source's model. Raises ConfigError.
+    """Return a config with the source's model. Raises ConfigError.
 
-    Sections other than [model] only complete the config; training uses its own.
+    The sections other than [model] are only there because a config must have them. Training uses
+    its own.
     """
     model = dict(source.settings)
     model["vocab_size"] = num_tokens
@@ -144,7 +149,7 @@ def _config_of(source: Source, num_tokens: int) -> RunConfig:
         "model": model,
         "data": {
             "max_seq_length": longest,
-            "max_predictions": longest,  # takes data with any masks
+            "max_predictions": longest,  # so that data with any number of masks fits
         },
         "parallel": {"local_batch_size": 1},
         "optim": {"name": "lamb", "learning_rate": 0.0},
@@ -157,53 +162,54 @@ def _config_of(source: Source, num_tokens: int) -> RunConfig:
 def _drawn(
     source: Source, shapes: Mapping[str, tuple[int, ...]], missing: Missing
 ) -> tuple[str, ...]:
-    """Names of the masked-LM head, if the source has none of it.
+    """Return the names of the masked-LM head's parameters if the source has none of them.
 
-    Raises CheckpointError if it is to be refused, or if something else is missing.
+    Raises CheckpointError if `missing` is "refuse", or if another parameter is missing.
     """
     head = source.family.head
-    lacking = tuple(name for name in shapes if name not in source.weights)
+    absent = tuple(name for name in shapes if name not in source.weights)
     has_part = any(name.startswith(head) for name in source.weights)
-    for name in lacking:
+    for name in absent:
         if has_part or not name.startswith(head):
             raise _incomplete(source, name)
-    if lacking and missing == "refuse":
-        remedy = "give weights that have it, or let it be drawn at random with --missing draw"
+    if absent and missing == "refuse":
+        remedy = "pass weights that have one, or add --missing draw to draw it at random"
         raise CheckpointError(str(source.folder), f"has no {HEAD}", remedy)
-    return lacking
+    return absent
 
 
 def _unused(
     source: Source, shapes: Mapping[str, tuple[int, ...]], objective: str
 ) -> dict[str, str]:
-    """Tensors without a place in our model, and why.
+    """Return the tensors that our model does not use, and why.
 
-    Raises CheckpointError for one that would change the model's results, or has another shape.
+    Raises CheckpointError if leaving one out would change the model's results, or if a tensor has
+    the wrong shape.
     """
     unused, kind = {}, ARCHITECTURES[source.family.architecture]
-    remedy = f"give config and weights of one model, a plain {kind}"
+    remedy = f"pass a plain {kind}, with the config and weights of the same model"
     rows = source.weights[source.family.words].shape[0]
     for name, weight in source.weights.items():
         if name not in shapes:
             if objective != "mlm" or not name.startswith(NEXT_SENTENCE):
-                problem = f"is no part of the {kind} that this program computes"
+                problem = f"not a tensor of the {kind} that this program implements"
                 raise CheckpointError(weight.where, problem, remedy)
-            unused[name] = "not used without next-sentence prediction"
+            unused[name] = "this model has no next-sentence prediction"
             continue
         shape = shapes[name]
         wanted = (rows, *shape[1:]) if name in source.family.fills else shape
         is_only_type = name == source.family.segments and weight.shape == (1, *shape[1:])
         if weight.shape != wanted and not is_only_type:
-            problem = f"has the shape {list(weight.shape)}, the model's is {list(wanted)}"
+            problem = f"the shape is {list(weight.shape)}, but the model needs {list(wanted)}"
             raise CheckpointError(weight.where, problem, remedy)
     return unused
 
 
 def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str]) -> None:
-    """Write the checkpoint directory. Raises CheckpointError, and then leaves none."""
+    """Write the checkpoint directory. Raises CheckpointError, in which case it leaves no files."""
     if step_of(out) > 0:
-        problem = "names a step, these weights are of step 0"
-        raise CheckpointError(str(out), problem, "name it otherwise")
+        problem = "the name is that of a training step, but these weights belong to step 0"
+        raise CheckpointError(str(out), problem, "choose another name")
     num_bytes = 4 * sum(math.prod(shape) for shape in conversion.shapes.values())
     vocabulary = conversion.vocabulary
     state = CheckpointState(
@@ -233,7 +239,7 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 
 
 def _starting_config(model: ModelSection) -> str:
-    """The recipe of pretrain_cpu for this model, with a learning rate for further training."""
+    """Return pretrain_cpu with this model and with a learning rate for further training."""
     tables = read_toml(find_config("pretrain_cpu"))
     tables["model"] |= settings_of(model)
     length = min(tables["data"]["max_seq_length"], model.max_position_embeddings)

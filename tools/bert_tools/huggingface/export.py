@@ -1,9 +1,9 @@
-"""The sub-command `export`: writes a checkpoint as a directory that `transformers` loads.
+"""The command `export`: write a checkpoint as a directory that `transformers` loads.
 
-It has weights, config and tokenizer. Digests are checked first, and the directory is complete or
-absent. Importing it again gives the same weights, bit for bit. After `pretrain` it also has a model
-card, README.md, of the facts in the run's `pretrain.json`: the model's data, its accuracy, how to
-load it.
+The directory has the weights, the config and the tokenizer. The checkpoint's digests are checked
+first, and a failed export leaves no directory. Converting it back gives bit-for-bit the same
+weights. After `pretrain`, the directory also has a model card, README.md. It describes the model's
+data, its accuracy and how to load it, from the facts in the run's `pretrain.json`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from mlperf_bert.files import check_version, new_directory, parse, read_json, re
 CARD = "README.md"
 PRETRAIN_FACTS = "pretrain.json"
 FACTS_VERSION = 1
-_SPARE_BYTES = 16 * 2**20  # of tokenizer files
+_SPARE_BYTES = 16 * 2**20  # for tokenizer files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,18 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, and print what was written."""
+    """Export the checkpoint, and print what was written."""
     print(export_huggingface(args.checkpoint, args.out, args.vocab))
-    print(f"written: {args.out}")
+    print(f"wrote {args.out}")
     return 0
 
 
 def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = None) -> str:
-    """Write `out`, which must not exist, and say in a line what it holds.
+    """Write `out`, which must not exist. Returns a line that says what it contains.
 
     Raises CheckpointError, ConfigError or DataError.
     """
-    import torch  # which takes seconds, and readers of this file's names do without it
+    # Importing torch takes seconds, and modules that only need this one's names do not need it.
+    import torch
 
     from bert_tools.huggingface.conversion import parameter_shapes
     from bert_tools.huggingface.reader import CONFIG, SINGLE
@@ -84,7 +85,8 @@ def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = No
     if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != {
         name: (shape, torch.float32) for name, shape in parameter_shapes(model).items()
     }:
-        raise CheckpointError(str(found / MODEL), "does not hold the model of its config", ELSE)
+        problem = "the tensors are not those of the checkpoint's config"
+        raise CheckpointError(str(found / MODEL), problem, ELSE)
     family = FAMILIES[model.architecture]
     table, bias = (tensors[name].numpy() for name in family.fills)
     num_rows = rows_that_matter(table, bias, len(words))
@@ -105,12 +107,12 @@ def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = No
             write_file(folder / name, contents)
     return (
         f"{architecture} of step {state.step:,}: {len(tensors)} tensors, {num_bytes // 4:,} "
-        f"weights, {num_rows:,} rows of words"
+        f"weights, a word embedding of {num_rows:,} rows"
     )
 
 
 def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token_id: int) -> bytes:
-    """The contents of config.json for a word embedding of `num_rows`."""
+    """Return the contents of config.json for a word embedding of `num_rows` rows."""
     values = {
         "architectures": [architecture],
         **stated_settings(model),
@@ -124,11 +126,12 @@ def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Facts that `pretrain` knows and the weights do not hold; None if not recorded.
+    """Facts that `pretrain` records because the weights do not contain them.
 
-    Accuracies, 0 .. 1, are over masked tokens of the held-out set: of the last weights, of the
-    initial weights, and of the context-free baseline. `characters` counts the whole text,
-    `left_out` the part of it that is in no set.
+    A fact is None if it was not recorded. Accuracies, 0 .. 1, are over the masked tokens of the
+    held-out set: `accuracy` of the last weights, `untrained` of the initial weights, and that of
+    the context-free baseline. `characters` counts the whole text, and `left_out` the part of it
+    that is neither in the training set nor in the held-out set.
     """
 
     accuracy: float
@@ -142,32 +145,38 @@ class Facts:
     example: str | None = None
 
     def accuracy_in_words(self) -> str:
-        """The accuracy and the accuracies to compare it with."""
-        words = f"held-out accuracy {self.accuracy:.4f}"
+        """Return the accuracy and what to compare it with, as part of a sentence."""
+        others = [f"{self.untrained:.4f} before training"]
         if self.context_free_accuracy is not None:
-            words += f"; the context-free baseline {self.context_free_accuracy:.4f}"
-        return words + f"; the weights before training {self.untrained:.4f}"
+            baseline = f"{self.context_free_accuracy:.4f} of a context-free baseline"
+            others.insert(0, baseline)
+        return f"held-out accuracy {self.accuracy:.4f} (compared with {', and '.join(others)})"
 
     def data_in_words(self) -> str:
-        """The training text in words."""
+        """Return sentences that describe the training text."""
         if self.documents is None:
-            return "Which text it was trained on was not noted with the run."
-        words = f"{self.documents:,} documents were trained on"
+            return "The run did not record which text the model was trained on."
+        words = f"The model was trained on {self.documents:,} documents."
         if self.held_out_documents is not None:
-            words += f", {self.held_out_documents:,} others were held out to measure the accuracy"
+            held_out = f"{self.held_out_documents:,} other documents"
+            words += f" The accuracy was measured on {held_out}, which were held out."
         if self.characters and self.left_out is not None:
             share = self.left_out / self.characters
-            words += f". The text had {self.characters:,} characters; {share:.1%} were left out"
-        return words + "."
+            words += f" The text had {self.characters:,} characters, of which {share:.1%} were"
+            words += " left out."
+        return words
 
 
 def read_facts(run_dir: Path, step: int) -> Facts | None:
-    """Facts from a run's directory; None if it has none of that step. Raises DataError."""
+    """Read the facts in a run's directory; None if they are missing or of another step.
+
+    Raises DataError if the file is damaged.
+    """
     path = run_dir / PRETRAIN_FACTS
     if not path.exists():
         return None
-    remedy = "delete it, and export without its facts"
-    values = read_json(path, missing="is missing", remedy=remedy)
+    remedy = "delete it to export without these facts"
+    values = read_json(path, missing="no such file", remedy=remedy)
     with reading(path, remedy):
         check_version(values, FACTS_VERSION, key="schema_version")
         facts = parse(Facts, values)
@@ -177,11 +186,13 @@ def read_facts(run_dir: Path, step: int) -> Facts | None:
 def model_card(
     config: RunConfig, architecture: str, samples: int, facts: Facts, first: str
 ) -> bytes:
-    """The contents of README.md; `first` names the weights that training began with, if any."""
+    """Return the contents of README.md; `first` names the initial weights, if they were loaded."""
     model, data, optim = config.model, config.data, config.optim
     masks = "drawn anew each time" if data.masking == "dynamic" else "stored with the data"
     example = f"\nA held-out sentence, one word masked: {facts.example}\n" if facts.example else ""
-    begun = f"- It began with the weights of {first}, whose license applies too.\n" if first else ""
+    initial = ""
+    if first:
+        initial = f"- Training started from the weights of {first}, whose license applies too.\n"
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
@@ -189,7 +200,8 @@ pipeline_tag: fill-mask
 
 # A {ARCHITECTURES[model.architecture]} encoder
 
-License: fill it in before you share this model; the text it was trained on has a say.
+License: fill this in before you share the model. The license of the training text may limit your
+choice.
 
 ## Data
 
@@ -197,18 +209,19 @@ License: fill it in before you share this model; the text it was trained on has 
 
 ## Model and training
 
-- {architecture}: {model.num_layers} layers of {model.hidden_size}, {model.num_heads} heads, a
-  vocabulary of {model.vocab_size:,}, {model.num_parameters:,} weights; trained by mlperf_bert.
-{begun}- It reads {model.max_position_embeddings} tokens; a longer text is truncated if the
-  tokenizer is asked to.
-- {facts.steps:,} steps of {config.parallel.global_batch_size} sequences of up to
-  {data.max_seq_length} tokens, {samples:,} sequences in all.
-- {data.masking_rate:.0%} of the tokens masked, the masks {masks}.
-- {optim.name} with a learning rate of {optim.learning_rate:g} at its highest.
+- {architecture} with {model.num_layers} layers of size {model.hidden_size}, {model.num_heads} heads
+  and a vocabulary of {model.vocab_size:,} tokens. It has {model.num_parameters:,} weights, and was
+  trained by mlperf_bert.
+{initial}- The model reads at most {model.max_position_embeddings} tokens. The tokenizer truncates a
+  longer text only if you ask for it, as below.
+- It was trained for {facts.steps:,} steps of {config.parallel.global_batch_size} sequences of up to
+  {data.max_seq_length} tokens, which is {samples:,} sequences in all.
+- {data.masking_rate:.0%} of the tokens were masked, with masks {masks}.
+- The optimizer was {optim.name} with a peak learning rate of {optim.learning_rate:g}.
 
 ## Accuracy
 
-Masked tokens of held-out text that are predicted right: {facts.accuracy_in_words()}.
+The share of masked tokens of held-out text that the model predicts: {facts.accuracy_in_words()}.
 {example}
 ## How to load it
 
@@ -217,8 +230,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 tokenizer = AutoTokenizer.from_pretrained("DIR")  # this directory
 model = AutoModelForMaskedLM.from_pretrained("DIR")
-cut = {{"truncation": True}}  # a text that is too long
-fill = pipeline("fill-mask", model=model, tokenizer=tokenizer, tokenizer_kwargs=cut)
+truncate = {{"truncation": True}}  # shorten a text that is too long
+fill = pipeline("fill-mask", model=model, tokenizer=tokenizer, tokenizer_kwargs=truncate)
 print(fill(f"The {{tokenizer.mask_token}} is here."))
 ```
 """.encode()

@@ -1,4 +1,4 @@
-"""The sub-command `fill`: a model's most probable words for the [MASK] of a text.
+"""The command `fill`: print a model's most probable words for each [MASK] of a text.
 
 Shape letters: T tokens of the text, P masked positions, V vocabulary (padded).
 """
@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the most probable words, one a line. Raises ConfigError, CheckpointError, DataError."""
+    """Print the most probable words, one per line.
+
+    Raises ConfigError, CheckpointError or DataError.
+    """
     from bert_tools.huggingface.tokenizer import vocabulary_of
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
@@ -51,12 +54,13 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.step.eager import weights_dtype
 
     if not 1 <= args.top <= MOST:
-        raise ConfigError("--top", f"is {args.top}", f"set it within 1 .. {MOST}")
+        problem = f"must be from 1 to {MOST}, not {args.top}"
+        raise ConfigError("--top", problem, "choose another number")
     checkpoint = resolve(args.checkpoint)
     config = read_config(checkpoint)
     sha256 = read_manifest(checkpoint).vocabulary_sha256
     vocabulary = vocabulary_of(checkpoint, sha256, args.vocab)
-    # The attention policy changes no result, and the one used in training may not run here.
+    # The attention implementation does not change results, and that of training may not run here.
     config = replace(config, model=replace(config.model, attention="auto"))
 
     def run_rank(_info: "RankInfo", device: "torch.device") -> int:
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token of the vocabulary, and its probability among all."""
+    """A token of the vocabulary and its probability, 0 .. 1."""
 
     token: str
     probability: float
@@ -85,9 +89,10 @@ class Candidate:
 def fill(
     model: "BertForPretraining", vocabulary: "AnyVocabulary", text: str, top: int
 ) -> list[list[Candidate]]:
-    """The `top` candidates for each [MASK] of a text, in order; the model is in evaluation mode.
+    """Return the `top` candidates for each [MASK] of a text, the most probable first.
 
-    Several masked words are predicted independently. Special tokens are no candidates.
+    The model must be in evaluation mode. If there are several [MASK], each is predicted without
+    knowing the others. Special tokens are never candidates.
 
     Raises:
         ConfigError: the text has no [MASK], or is too long for the model.
@@ -113,17 +118,18 @@ def fill(
 
 
 def _spelled(token: int, vocabulary: "AnyVocabulary") -> str:
+    """Return the text of a token."""
     from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
     if isinstance(vocabulary, Vocabulary):
         return vocabulary.tokens[token]
-    # A token that is no character by itself, such as a space or a byte, has only its name.
+    # A space or a byte that is not a whole character has no text, so its name is shown.
     tokenizer = vocabulary.tokenizer
     return str(tokenizer.decode([token])).strip() or str(tokenizer.id_to_token(token))
 
 
 def _batch(tokens: list[int], vocabulary: "AnyVocabulary") -> "UnpaddedBatch":
-    """One sequence of one segment, whose [MASK] are the masked positions."""
+    """Return a batch of one sequence with one segment, whose [MASK] are the masked positions."""
     import torch
 
     from mlperf_bert.data.batch import IGNORED, empty_batch

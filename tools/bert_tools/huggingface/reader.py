@@ -1,7 +1,7 @@
-"""Reader of weights in Hugging Face's form: a safetensors file and config.json.
+"""Reader of weights in the format of Hugging Face: a safetensors file and config.json.
 
-The safetensors library reads the files, and nothing is unpickled: these models are other people's.
-Opening a directory reads headers and JSON only, as the library maps the tensors.
+The safetensors library reads the files. Nothing is unpickled, because a pickle from other people
+can run code. Opening a directory reads only headers and JSON, because the library maps the tensors.
 """
 
 from collections import Counter
@@ -28,30 +28,33 @@ from mlperf_bert.files import file_size, in_brief, is_there, read_json, reading
 
 SINGLE = "model.safetensors"
 CONFIG = "config.json"
-REMEDY = "give a directory with config.json and model.safetensors, as save_pretrained makes it"
+_WRITTEN = "written by save_pretrained(), with config.json and model.safetensors"
+REMEDY = f"pass a directory {_WRITTEN}"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _AS_SAFETENSORS = (
-    "pickle can run code: where you trust it, write it anew with transformers, "
-    "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and give that directory"
+    "if you trust it, convert it with transformers: "
+    "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and pass OTHER"
 )
-_WHOLE = "give a complete file, as its source has it"
+_WHOLE = "download or copy the complete file again"
 
 
 def is_huggingface(directory: Path) -> bool:
-    """True if a directory has Hugging Face's form, and is no checkpoint of ours."""
+    """Return whether a directory has the format of Hugging Face, and is not one of our own."""
     ours = (directory / name for name in (MANIFEST, LATEST))
     return is_there(directory / CONFIG) and not any(map(is_there, ours))
 
 
 def open_huggingface(folder: Path) -> Source:
-    """Weights and settings of a directory; it reads only headers and JSON.
+    """Open the weights and settings of a directory, and read only headers and JSON.
 
     Raises CheckpointError.
     """
     check_directory(folder, HUGGINGFACE)
     path = folder / CONFIG
     try:
-        config = read_json(path, missing="is missing", remedy=REMEDY)
+        if not is_there(folder):
+            raise CheckpointError(str(folder), "no such directory", f"pass one {_WRITTEN}")
+        config = read_json(path, missing="no such file", remedy=REMEDY)
         with reading(path, REMEDY):
             settings = read_settings(config)
         stored = _stored_tensors(folder)
@@ -73,26 +76,29 @@ def open_huggingface(folder: Path) -> Source:
 
 
 def _stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """Tensors of a directory's file by their names. Raises CheckpointError."""
+    """Map the tensors of a directory, by their names. Raises CheckpointError."""
     if is_there(folder / SINGLE):
         return read_safetensors(folder / SINGLE)
     for name in _PICKLED:
         if is_there(folder / name):
-            raise CheckpointError(str(folder / name), "is a pickle", _AS_SAFETENSORS)
-    raise CheckpointError(str(folder / SINGLE), "is missing", REMEDY)
+            problem = "this is a pickle, which can run code"
+            raise CheckpointError(str(folder / name), problem, _AS_SAFETENSORS)
+    raise CheckpointError(str(folder / SINGLE), "no such file", REMEDY)
 
 
 def _sorted_out(
     folder: Path, stored: Mapping[str, Tensor], family: Family
 ) -> tuple[dict[str, Weight], dict[str, str]]:
-    """Weights by our names; ignored tensors, and the reason for each.
+    """Return the weights by our names, and the names of ignored tensors with the reason for each.
 
-    Models of other tasks have a part of the masked-LM head too, without its bias.
+    Models for other tasks may have parts of a masked-LM head, but without its bias. Those parts are
+    ignored.
     """
     names = our_names(stored, family)
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice:
-        raise CheckpointError(str(folder), f"holds {twice[0]} twice, in two spellings", REMEDY)
+        problem = f"has two tensors for {twice[0]}, with different names"
+        raise CheckpointError(str(folder), problem, REMEDY)
     found = {
         ours: _weight(stored[name], f"{folder}: {in_brief(name)}") for name, ours in names.items()
     }
@@ -102,44 +108,45 @@ def _sorted_out(
     for name, ours in names.items():
         original = family.copies.get(ours)
         if ours in family.buffers:
-            ignored[name] = "numbers that every model has"
+            ignored[name] = "it is the same in every model"
         elif not ours.startswith(parts):
-            ignored[name] = "no part of pre-training"
+            ignored[name] = "pre-training does not use it"
         elif original in found:
             _check_copy(found[ours], found[original], original)
-            ignored[name] = f"equal to {original}"
+            ignored[name] = f"it is equal to {original}"
         else:
             weights[ours] = found[ours]
     return weights, ignored
 
 
 def _weight(tensor: Tensor, where: str) -> Weight:
-    """A tensor of the file as a weight; numpy has no bfloat16, so that is read as float32."""
-    is_brain = tensor.dtype == torch.bfloat16
+    """Return a tensor as a weight. bfloat16 is read as float32, because numpy does not have it."""
+    is_bfloat16 = tensor.dtype == torch.bfloat16
     return Weight(
         shape=tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        load=lambda: (tensor.float() if is_brain else tensor).numpy(),
+        load=lambda: (tensor.float() if is_bfloat16 else tensor).numpy(),
         where=where,
     )
 
 
 def _check_copy(copy: Weight, original: Weight, name: str) -> None:
+    """Raise CheckpointError unless both weights are equal."""
     if copy.shape != original.shape or not np.array_equal(copy.read(), original.read()):
-        problem = f"is not equal to {name}, to which this program ties it"
-        raise CheckpointError(copy.where, problem, "give a model with a tied decoder")
+        problem = f"differs from {name}, but this program uses one weight for both"
+        raise CheckpointError(copy.where, problem, "pass a model with a tied decoder")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, mapped. Raises CheckpointError if the file is missing or damaged."""
+    """Map the tensors of a file. Raises CheckpointError if the file is missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        file_size(path, _WHOLE)  # refuses a pipe, on which the library would wait
+        file_size(path, _WHOLE)  # raises for a pipe, on which the library would wait forever
         return load_file(path)
     except DataError as error:
         raise CheckpointError(*error.args) from None
     except (OSError, SafetensorError) as error:
-        problem = f"is no whole safetensors file ({error})"
+        problem = f"not a complete safetensors file ({error})"
         raise CheckpointError(str(path), problem, _WHOLE) from None

@@ -1,7 +1,8 @@
-"""The vocabulary of weights, and our own as the tokenizer files that `transformers` reads.
+"""Vocabularies in the format of Hugging Face: find that of given weights, and export our own.
 
-`tokenizer.json` is the format of the `tokenizers` library, for cleaning, splitting and word pieces.
-`vocabulary/word_pieces.py` differs from the library on some characters, named there.
+`tokenizer.json` is the format of the `tokenizers` library. It describes how text is cleaned and
+split into words and word pieces. `vocabulary/word_pieces.py` differs from the library for some
+characters, which it names.
 """
 
 import json
@@ -46,21 +47,21 @@ _PROBE = f"a {MASK} a"
 WORD_PIECES, TOKENIZER = VOCABULARY_FILES
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ADDED_TOKENS = "added_tokens.json"
-LEVELS_ABOVE = 3  # folders above a checkpoint: its run's checkpoints, the run, its directory
-_OF_ITS_DATA = "give the vocabulary of its data with --vocab"
-_REMEDY = "give the vocabulary of these weights with --vocab"
+LEVELS_ABOVE = 3  # directories above a checkpoint: checkpoints, run_0, and the --run-dir
+_OF_ITS_DATA = "pass the vocabulary of its training data with --vocab"
+_REMEDY = "pass the vocabulary of these weights with --vocab"
 _TOKENIZER_FILE = (
-    "give its tokenizer.json with --vocab; where there is none, "
-    "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) makes one"
+    "pass its tokenizer.json with --vocab (if there is none, "
+    "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) writes one)"
 )
-# Classes of transformers that split as BertTokenizer does, or that leave it to the files.
+# Classes of transformers that split like BertTokenizer, or as the files say.
 _OURS = re.compile(
     "(?:Bert|DistilBert|Electra|MobileBert|ConvBert|SqueezeBert|LayoutLM|Funnel|Lxmert|RetriBert)"
     "Tokenizer(?:Fast)?|PreTrainedTokenizer(?:Fast)?|TokenizersBackend"
 )
-# Settings of tokenizer.json that split as vocabulary/word_pieces.py does but for rare characters,
-# which `_splitting`, in our exports, has right. Words end at 200 letters there, at 100 by the
-# library's default; that difference is accepted.
+# Settings of tokenizer.json that split like vocabulary/word_pieces.py, except for rare characters.
+# (`_splitting`, which our exports use, has these right.) Longer words than 200 letters are unknown
+# there, and longer ones than 100 in the library by default. That difference is accepted.
 _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "normalizer": {
@@ -72,22 +73,22 @@ _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         },
         "pre_tokenizer": {"type": ("BertPreTokenizer",)},
         "model": {
-            "type": ("WordPiece", None),  # missing in the first files
+            "type": ("WordPiece", None),  # the oldest files do not have this key
             "unk_token": ("[UNK]",),
             "continuing_subword_prefix": ("##",),
             "max_input_chars_per_word": (100, 200),
         },
     }
 )
-# Settings of tokenizer_config.json without which it keeps characters that our word pieces drop.
-_DROPS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+# Settings of tokenizer_config.json that must not be false, because our word pieces always do this.
+_MUST_NOT_BE_FALSE = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
 def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
-    """[CLS], the text's word pieces as `prepare` makes them, [SEP]; at most `most`.
+    """Return the token ids of [CLS], the text, and [SEP], encoded as `prepare` does it.
 
-    A mask is [MASK], or the vocabulary's own name for it. Raises ConfigError if the text has none,
-    or is too long.
+    A masked word is written [MASK], or by the vocabulary's own name for it. Raises ConfigError if
+    the text has none, or if there are more than `most` tokens.
     """
     encoder = make_encoder(vocabulary)
 
@@ -95,45 +96,46 @@ def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
         ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
         return ids
 
-    # If white space belongs to the word after it, the space before a mask belongs to the mask.
+    # In vocabularies where a space belongs to the next word, the space before a mask belongs to
+    # the masked word.
     *before, last = text.replace(_own_mask(vocabulary), MASK).split(MASK)
     first, *others = [*(part.rstrip() for part in before), last]
     if not others:
-        raise ConfigError("text", f"has no {MASK}", f"write {MASK} where a word is to be filled in")
+        raise ConfigError("text", f"has no {MASK}", f"write {MASK} for each word to predict")
     tokens = [vocabulary.cls_id, *encode(first)]
     for part in others:
         tokens += [vocabulary.mask_id, *encode(part)]
     tokens.append(vocabulary.sep_id)
     if len(tokens) > most:
-        problem = f"has {len(tokens)} tokens, the model takes {most}"
+        problem = f"has {len(tokens)} tokens, but the model reads at most {most}"
         raise ConfigError("text", problem, "shorten it")
     return tokens
 
 
 def _own_mask(vocabulary: AnyVocabulary) -> str:
-    """The vocabulary's own name for [MASK]."""
+    """Return the vocabulary's own name for [MASK]."""
     if isinstance(vocabulary, TokenizerFile):
         return str(vocabulary.tokenizer.id_to_token(vocabulary.mask_id))
     return MASK
 
 
 def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str, bytes]:
-    """File name -> contents, for a model's limit in tokens and its inputs."""
-    # This class uses tokenizer.json unchanged; BertTokenizer would end words at 100 letters.
+    """Return the names and contents of the tokenizer files for a model."""
+    # This class uses tokenizer.json unchanged. BertTokenizer would limit words to 100 letters.
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings["model_max_length"] = model.max_position_embeddings
     if isinstance(vocabulary, TokenizerFile):
         tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
         files: dict[str, bytes] = {TOKENIZER: _as_trained(vocabulary)}
     else:
-        settings["do_lower_case"] = True  # for programs that read only vocab.txt
+        settings["do_lower_case"] = True  # for programs that do not read tokenizer.json
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         tokens = vocabulary.ids
         files = {
             WORD_PIECES: vocabulary.contents,
             TOKENIZER: _json(word_piece_tokenizer(vocabulary)),
         }
-    if model.architecture == "modern":  # its forward refuses token types
+    if model.architecture == "modern":  # ModernBERT has no token types
         settings["model_input_names"] = ["input_ids", "attention_mask"]
     for role, names in ROLES.items():
         settings |= {f"{role}_token": name for name in names[::-1] if name in tokens}
@@ -141,15 +143,16 @@ def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str,
 
 
 def _as_trained(file: TokenizerFile) -> bytes:
-    """The tokenizer's bytes, completed with the special tokens of training sequences.
+    """Return the contents of a tokenizer.json that adds special tokens as training did.
 
-    Those are a special token at either end. In vocabularies that keep spaces no space stands before
-    a mask, which replaces the word and its space.
+    Training sequences have a special token at both ends. In vocabularies that keep spaces, a mask
+    replaces a word together with the space before it. The file is returned unchanged if it already
+    encodes text this way.
     """
     cls, sep, mask = (
         str(file.tokenizer.id_to_token(token)) for token in (file.cls_id, file.sep_id, file.mask_id)
     )
-    # As the library reads it: `file.tokenizer` treats special tokens in a text as text.
+    # Loaded again because `file.tokenizer` does not recognize special tokens in a text.
     theirs = type(file.tokenizer).from_str(file.contents.decode("utf-8"))
     wanted = tokens_of(_PROBE, file, len(_PROBE) + 2)
     if theirs.encode(_PROBE.replace(MASK, mask)).ids == wanted:
@@ -167,7 +170,7 @@ def _as_trained(file: TokenizerFile) -> bytes:
 
 
 def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
-    """The template for [CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
+    """Return the post-processor that makes [CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
     (first,), (last,) = cls, sep
     ends = (_piece("SpecialToken", first, 0), _piece("SpecialToken", last, 0))
     single = (ends[0], _piece("Sequence", "A", 0), ends[1])
@@ -183,7 +186,7 @@ def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
 
 
 def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
-    """The `tokenizer.json` of a list of word pieces."""
+    """Return the `tokenizer.json` of a list of word pieces."""
     as_ours = {name: allowed[0] for name, allowed in _AS_OURS["model"].items()}
     return {
         "version": "1.0",
@@ -205,11 +208,11 @@ def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
 
 
 def _splitting() -> dict[str, Any]:
-    """The sections of tokenizer.json that clean and split text into words as training does.
+    """Return the sections of tokenizer.json that clean and split text into words like training.
 
-    The library's own rules for BERT (`_AS_OURS`) differ on 7,000 characters: private use, some
-    ideographs, and marks and punctuation that are younger than its tables. So every set of
-    characters is written out, as this Python's Unicode has it.
+    The library's own rules for BERT (`_AS_OURS`) differ for 7,000 characters: private use, some
+    ideographs, and marks and punctuation that are newer than its tables. Therefore every set of
+    characters is listed explicitly, as in the Unicode version of this Python.
     """
     spaces, dropped, marks, alone = _character_sets()
     return {
@@ -218,11 +221,12 @@ def _splitting() -> dict[str, Any]:
             "normalizers": [
                 _replace(spaces, " "),
                 _replace(dropped, ""),
-                # Python's lower case of a sigma that ends its word.
+                # Python's lower case of a sigma at the end of a word.
                 _replace("(?<=\\p{L}\\p{M}{0,9})\u03a3(?!\\p{M}*\\p{L})", "\u03c2"),
                 {"type": "Lowercase"},
                 {"type": "NFD"},
-                _replace("\U00011938", "\U00011935\U00011930"),  # the library's NFD leaves it whole
+                # The library's NFD does not decompose this character.
+                _replace("\U00011938", "\U00011935\U00011930"),
                 _replace(marks, ""),
             ],
         },
@@ -243,7 +247,7 @@ def _splitting() -> dict[str, Any]:
 
 @cache
 def _character_sets() -> tuple[str, str, str, str]:
-    """Patterns for spaces, what is dropped, accents, and characters that are words."""
+    """Return patterns for spaces, dropped characters, accents, and characters that are words."""
     chars = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
     return (
         _any_of([char for char in chars if is_space(char)]),
@@ -258,7 +262,7 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _any_of(chars: Sequence[str]) -> str:
-    """A regular expression for one of these characters, which ascend."""
+    """Return a regular expression that matches one of `chars`, which must ascend."""
     codes = [ord(char) for char in chars]
     starts = [code for before, code in pairwise([-2, *codes]) if code != before + 1]
     ends = [code for code, after in pairwise([*codes, sys.maxunicode + 2]) if after != code + 1]
@@ -280,17 +284,17 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
-    """The given vocabulary, or the one that splits text like the tokenizer beside the weights.
+    """Load the given vocabulary, or the one next to the weights.
 
-    That is tokenizer.json if it is alone or splits text differently from our word pieces, else
-    vocab.txt. Raises DataError and ConfigError like `load_any_vocabulary`, and CheckpointError if
-    no vocabulary is found or none splits like theirs.
+    That is vocab.txt if the model's tokenizer splits text like our word pieces, and tokenizer.json
+    otherwise. Raises DataError and ConfigError like `load_any_vocabulary`, and CheckpointError if
+    there is no vocabulary or none splits text like the model's tokenizer.
     """
     if given is not None:
         return load_any_vocabulary(given)
     has_words, has_tokenizer = (is_there(folder / name) for name in VOCABULARY_FILES)
     if not has_words and not has_tokenizer:
-        problem = f"has no {' and no '.join(VOCABULARY_FILES)}"
+        problem = f"has neither {' nor '.join(VOCABULARY_FILES)}"
         raise CheckpointError(str(folder), problem, _REMEDY)
     if not has_words:
         return load_any_vocabulary(folder / TOKENIZER)
@@ -304,35 +308,35 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
         words = parse_vocabulary(contents, f"{folder / WORD_PIECES} with added tokens")
     if not is_there(folder / TOKENIZER_CONFIG):
         return words
-    values = read_json(folder / TOKENIZER_CONFIG, missing="is missing", remedy=_REMEDY)
+    values = read_json(folder / TOKENIZER_CONFIG, missing="no such file", remedy=_REMEDY)
     kind = values.get("tokenizer_class")
     if kind is not None and not _OURS.fullmatch(str(kind)):
-        problem = f"is {in_brief(kind)}, whose words are not those of BERT's word pieces"
+        problem = f"{in_brief(kind)} does not split text like BERT's word pieces"
         where = f"{folder / TOKENIZER_CONFIG}: tokenizer_class"
         raise CheckpointError(where, problem, _TOKENIZER_FILE)
-    for setting in _DROPS:
+    for setting in _MUST_NOT_BE_FALSE:
         if values.get(setting) is False:
-            problem = "is false, word pieces are split here as if it were true"
+            problem = "must not be false, because vocab.txt is always used as if it were true"
             where = f"{folder / TOKENIZER_CONFIG}: {setting}"
             raise CheckpointError(where, problem, _TOKENIZER_FILE)
     return words
 
 
 def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
-    """Tokens that files beside vocab.txt add after its own, in the order of their ids.
+    """Return the tokens that other files add to those of vocab.txt, in the order of their ids.
 
-    They are words here, so one with capitals or punctuation is kept but not found in text. Raises
-    CheckpointError if their ids do not follow, or a token has two.
+    They become ordinary words, so one with capitals or punctuation is kept but never matches text.
+    Raises CheckpointError if their ids do not follow those of vocab.txt, or a token has two ids.
     """
     found: dict[str, int] = {}
     path = folder / ADDED_TOKENS
     if is_there(path):
-        values = read_json(path, missing="is missing", remedy=_REMEDY)
+        values = read_json(path, missing="no such file", remedy=_REMEDY)
         with reading(path, _REMEDY):
             found |= {token: int(number) for token, number in values.items()}
     if is_there(folder / TOKENIZER_CONFIG):
         path = folder / TOKENIZER_CONFIG
-        values = read_json(path, missing="is missing", remedy=_REMEDY)
+        values = read_json(path, missing="no such file", remedy=_REMEDY)
         with reading(path, _REMEDY):
             added = values.get("added_tokens_decoder") or {}
             found |= {each["content"]: int(number) for number, each in added.items()}
@@ -346,8 +350,8 @@ def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
 
 
 def _splits_alike(path: Path, words: Vocabulary) -> bool:
-    """True if a tokenizer.json has these words and splits like ours. Raises DataError."""
-    found = read_json(path, missing="is missing", remedy=_REMEDY)
+    """Return whether a tokenizer.json has these words and splits like ours. Raises DataError."""
+    found = read_json(path, missing="no such file", remedy=_REMEDY)
     for section, settings in _AS_OURS.items():
         values = found.get(section)
         if not isinstance(values, dict):
@@ -363,25 +367,25 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
 
 
 def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocabulary:
-    """The vocabulary in `given`, or else in the checkpoint or above it.
+    """Load the vocabulary in `given`, or otherwise the one in the checkpoint or above it.
 
-    Raises CheckpointError if there is none or its digest differs; DataError and ConfigError like
-    `load_any_vocabulary`.
+    Raises CheckpointError if there is none or its digest differs, and DataError and ConfigError
+    like `load_any_vocabulary`.
     """
     path = given or vocabulary_file(checkpoint)
     vocabulary = load_any_vocabulary(path)
     if vocabulary.sha256 != sha256:
-        problem = "is not the vocabulary that the checkpoint was trained with"
+        problem = "this is not the vocabulary that the checkpoint was trained with"
         raise CheckpointError(str(path), problem, _OF_ITS_DATA)
     return vocabulary
 
 
 def vocabulary_file(checkpoint: Path) -> Path:
-    """The first vocabulary in the checkpoint or above it. Raises CheckpointError if none is."""
+    """Return the first vocabulary in the checkpoint or above it. Raises CheckpointError if none."""
     directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
-    places = (directory / name for directory in directories for name in VOCABULARY_FILES)
-    path = next((place for place in places if place.exists()), None)
+    paths = (directory / name for directory in directories for name in VOCABULARY_FILES)
+    path = next((path for path in paths if path.exists()), None)
     if path is None:
-        problem = f"no {' and no '.join(VOCABULARY_FILES)} in it nor above it"
+        problem = f"neither this directory nor those above it have {' or '.join(VOCABULARY_FILES)}"
         raise CheckpointError(str(checkpoint), problem, _OF_ITS_DATA)
     return path

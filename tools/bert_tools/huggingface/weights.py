@@ -1,13 +1,13 @@
-"""Foreign weights under our names, and the model settings of a source; used by all readers.
+"""Names and settings of other programs' models, and how they map to ours.
 
-Our parameters have the names of Hugging Face's BertForPreTraining and ModernBertForMaskedLM. This
-file lists what differs between the two and in their other classes, as data for import and export: a
-`Family` for each architecture.
+Our parameters have the names of Hugging Face's BertForPreTraining and ModernBertForMaskedLM. A
+`Family` for each of the two architectures describes what import and export must know about its
+names and settings, also in the library's other classes.
 
 Our word embedding has a multiple of 8 rows (decision 0002). If a source has one row per word,
-padding rows are added that never matter. A row of zeros with a bias of PADDING_BIAS has a
-probability of exactly zero in the softmax, and so a gradient of zero. Training does not change it,
-loss and accuracy are the same without it, and export recognises and omits it.
+padding rows are added, which never change a result. A row of zeros with a bias of PADDING_BIAS has
+a probability of exactly zero in the softmax, and therefore a gradient of zero. So training does not
+change the row, loss and accuracy are the same without it, and export recognizes and omits it.
 """
 
 import re
@@ -24,7 +24,7 @@ from mlperf_bert.config.sections import TOKEN_TYPES, Architecture, ModelSection
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.files import in_brief
 
-# Their setting -> ours, of the section [model]; sizes have no default.
+# Hugging Face's setting -> ours in the section [model]. Sizes have no default.
 SIZES = MappingProxyType(
     {
         "hidden_size": "hidden_size",
@@ -38,22 +38,23 @@ SIZES = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Names and settings of one architecture in Hugging Face's form.
+    """Names and settings of one architecture in the format of Hugging Face.
 
     Args:
-        architecture: our name of it.
-        class_name: beginning of the names of their classes.
-        body: prefix of all names but the heads'; a model without heads omits it.
+        architecture: our name of the architecture.
+        class_name: beginning of the names of the library's classes.
+        body: prefix of all names except those of heads; a model without heads omits it.
         layers: prefix of a layer's names, before its number.
-        words: the word embedding.
-        word_bias: bias of the masked-LM decoder.
-        segments: the embedding of token types, of which some models have one for all.
+        words: name of the word embedding.
+        word_bias: name of the masked-LM decoder's bias.
+        segments: name of the token type embedding; some models have a single token type.
         head: prefixes of the masked-LM head's names.
-        copies: tensors that some files duplicate, and our tensors that they must equal.
-        buffers: numbers 0 .. n and zeros, which older releases kept among the weights.
-        numbers: their setting -> ours. Two of theirs may be one of ours, if they are equal.
-        defaults: ours where a config states none, if not `ModelSection`'s.
-        fixed: settings that our model requires if a config states them; an export writes them too.
+        copies: tensors that some files duplicate -> our tensors that they must equal.
+        buffers: constants (position ids and zeros) that older releases stored with the weights.
+        numbers: the library's setting -> ours. Two settings may map to one of ours if they are
+            equal.
+        defaults: defaults of our settings that differ from those of `ModelSection`.
+        fixed: settings that must have this value if a config has them. An export writes them too.
     """
 
     architecture: Architecture
@@ -72,7 +73,7 @@ class Family:
 
     @property
     def fills(self) -> dict[str, float]:
-        """Tensors with a row for each word, and the value that fills rows for padding."""
+        """Tensors with one row per word -> the value for padding rows."""
         return {self.words: 0.0, self.word_bias: PADDING_BIAS}
 
 
@@ -114,8 +115,8 @@ _MODERN = Family(
     word_bias="decoder.bias",
     head=("head.", "decoder."),
     copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-    # After attention's output they have attention's dropout, we the hidden states': the same model
-    # where both are equal, as published (0).
+    # After the output of attention, `transformers` applies the dropout of attention, and we apply
+    # that of hidden states. The models agree if both are equal, as in published configs (0).
     numbers={
         "embedding_dropout": "hidden_dropout",
         "mlp_dropout": "hidden_dropout",
@@ -146,8 +147,8 @@ _MODERN = Family(
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({"bert": _BERT, "modern": _MODERN})
 
-# ModernBERT's layers of either kind, our setting of their rotary positions, and theirs in the
-# published configs (transformers 4.48), which transformers 5 spells otherwise.
+# For both kinds of ModernBERT's layers, our setting for the base of rotary positions, and the one
+# in published configs (transformers 4.48). transformers 5 uses "rope_parameters" instead.
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 _EVERY, _WINDOW = "global_attn_every_n_layers", "local_attention"
 _ROPE_BASES = MappingProxyType(
@@ -156,12 +157,12 @@ _ROPE_BASES = MappingProxyType(
         _LOCAL: ("rope_base_local", "local_rope_theta"),
     }
 )
-_NOT_OURS = ("rope_scaling", "head_dim")
+_UNSUPPORTED = ("rope_scaling", "head_dim")
 
-PADDING_BIAS = -10_000.0  # float16 holds it, and exp of it is zero in float64 too
-MOST_SPARE_ROWS = 1024  # beyond the tokens: the padding in use is to multiples of 8 .. 1,024
+PADDING_BIAS = -10_000.0  # representable in float16, and exp() of it is zero even in float64
+MOST_SPARE_ROWS = 1024  # word embeddings in use are padded to multiples of 8 up to 1,024
 
-# Names that wrappers give to what they hold: before all names, and before or within any.
+# Prefixes that wrappers add to all names, and parts that they add anywhere in a name.
 _WRAPPERS = ("module.", "model.", "encoder_model.", "net.", "network.", "student.", "_model.")
 _WRAPPED = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
@@ -170,24 +171,27 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
-    """Their name of each tensor -> ours; tensors outside the model keep their names.
+    """Map each tensor's name to ours; tensors outside the model keep their names.
 
-    What wrappers put before or into all names goes: DistributedDataParallel, torch.compile, FSDP,
-    and a module that holds the model.
+    Parts of names that wrappers add are removed. Such wrappers are DistributedDataParallel,
+    torch.compile, FSDP, or a module that contains the model.
     """
     plain = {name: _WRAPPED.sub("", name) for name in theirs}
     while (prefix := _wrapper(plain.values(), family)) is not None:
         plain = {name: each.removeprefix(prefix) for name, each in plain.items()}
     has_body = any(name.startswith(family.body) for name in plain.values())
     prefix = "" if has_body else family.body
-    # The file published as bert-base-uncased has TensorFlow's names of a norm's weights, and
-    # transformers 5 keeps them when it saves that model again.
+    # The file published as bert-base-uncased uses TensorFlow's names for the weights of a norm,
+    # and transformers 5 keeps these names when it saves that model again.
     gamma, beta = ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")
     return {name: prefix + each.replace(*gamma).replace(*beta) for name, each in plain.items()}
 
 
 def _wrapper(names: Collection[str], family: Family) -> str | None:
-    """A wrapper's prefix of all names; the architecture's own `model.` is none."""
+    """Return the prefix that a wrapper added to all names, or None.
+
+    The `model.` of the architecture itself does not count.
+    """
     for prefix in _WRAPPERS:
         if names and all(name.startswith(prefix) for name in names):
             inner = any(name.startswith(prefix + family.body) for name in names)
@@ -197,20 +201,21 @@ def _wrapper(names: Collection[str], family: Family) -> str | None:
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of our section [model] in a config.json.
+    """Return the settings of our section [model] for a config.json.
 
-    Raises KeyError or ValueError for a model that we do not support: call it within
-    `records.reading`.
+    Raises KeyError or ValueError for a model that we do not support. Call it within
+    `files.reading`, which turns these into errors that name the file.
     """
     kinds = {each.fixed["model_type"]: each for each in FAMILIES.values()}
     stated = config.get("model_type", "bert")
     family = next((each for kind, each in kinds.items() if kind == stated), None)
     if family is None:
-        raise ValueError(f"model_type is {in_brief(stated)}, not {' or '.join(map(str, kinds))}")
+        supported = " or ".join(map(str, kinds))
+        raise ValueError(f"model_type must be {supported}, not {in_brief(stated)}")
     for name, value in family.fixed.items():
         stated = config.get(name, value)
         if stated != value:
-            problem = f"{name} is {in_brief(stated)}, this program computes {value!r} only"
+            problem = f"{name} is {in_brief(stated)}, but this program supports only {value!r}"
             raise ValueError(problem)
     found: dict[str, Any] = {"architecture": family.architecture}
     found["vocab_size"] = _size(config, "vocab_size")
@@ -218,7 +223,8 @@ def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         found[ours] = _size(config, theirs)
     if family is _BERT and config.get("type_vocab_size") not in (None, 1, TOKEN_TYPES):
         stated = in_brief(config["type_vocab_size"])
-        raise ValueError(f"type_vocab_size is {stated}, this program computes {TOKEN_TYPES} only")
+        problem = f"type_vocab_size is {stated}, but this program supports only 1 or {TOKEN_TYPES}"
+        raise ValueError(problem)
     found |= {**family.defaults, **_read_numbers(config, family)}
     return found | (_read_pattern(config, found["num_layers"]) if family is _MODERN else {})
 
@@ -226,35 +232,38 @@ def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def _size(config: Mapping[str, Any], name: str) -> int:
     value = config[name]
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {in_brief(value)}, not an integer of at least 1")
+        raise ValueError(f"{name} must be an integer of at least 1, not {in_brief(value)}")
     return value
 
 
 def _number(config: Mapping[str, Any], name: str) -> float:
     value = config[name]
     if type(value) not in (int, float) or not -1e300 < value < 1e300:
-        raise ValueError(f"{name} is {in_brief(value)}, not a number")
+        raise ValueError(f"{name} must be a number, not {in_brief(value)}")
     return float(value)
 
 
 def _read_numbers(config: Mapping[str, Any], family: Family) -> dict[str, float]:
+    """Return our settings that are numbers, such as dropout. Raises ValueError."""
     found: dict[str, float] = {}
     for theirs, ours in family.numbers.items():
         if config.get(theirs) is not None:
             value = _number(config, theirs)
             if found.setdefault(ours, value) != value:
-                raise ValueError(f"{theirs} is {value}, not {found[ours]} as elsewhere")
+                same = [each for each, name in family.numbers.items() if name == ours]
+                raise ValueError(f"{' and '.join(same)} must be equal in this program")
     return found
 
 
 def _read_pattern(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """ModernBERT's settings of its two kinds of layers, in either spelling.
+    """Return our settings for ModernBERT's two kinds of layers, from old and new configs.
 
-    Where a config has both spellings, the newer one counts, as in transformers 5.
+    If a config has both the old and the new form of a setting, the new one counts, as in
+    transformers 5. Raises ValueError for a model that we do not support.
     """
-    for name in _NOT_OURS:
+    for name in _UNSUPPORTED:
         if config.get(name) is not None:
-            raise ValueError(f"{name} is set, which this program does not compute")
+            raise ValueError(f"{name} is set, but this program does not support it")
     found: dict[str, Any] = {}
     if (every := _read_period(config, num_layers)) is not None:
         found["global_attention_every"] = every
@@ -264,14 +273,16 @@ def _read_pattern(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 
 
 def _read_bases(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the bases of rotary positions. Raises ValueError for other kinds of positions."""
     rope = config.get("rope_parameters") or {}
     for kind in rope.keys() - _ROPE_BASES.keys():
-        raise ValueError(f"rope_parameters has {in_brief(kind)}, no kind of this model's layers")
+        problem = f"has {in_brief(kind)}, which is not a kind of this model's layers"
+        raise ValueError(f"rope_parameters {problem}")
     found = {}
     for kind, (ours, older) in _ROPE_BASES.items():
         if rope.get(kind) is not None:
             if rope[kind].get("rope_type", "default") != "default":
-                raise ValueError(f"{kind} has positions that this program does not compute")
+                raise ValueError(f"this program does not support the rope_type of {kind}")
             found[ours] = _number(rope[kind], "rope_theta")
         elif older in config:
             found[ours] = _number(config, older)
@@ -279,7 +290,10 @@ def _read_bases(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
-    """Every so many layers one sees whole sequences, the first among them; None: not stated."""
+    """Return the period of layers with full attention, or None if the config does not state it.
+
+    The first layer must be one of them. Raises ValueError for another pattern.
+    """
     every = _size(config, _EVERY) if _EVERY in config else None
     kinds = config.get("layer_types")
     if kinds is None:
@@ -288,16 +302,16 @@ def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
         others = [i for i, kind in enumerate(kinds) if kind == _FULL and i > 0]
         every = others[0] if others else num_layers
     if kinds != [_LOCAL if i % every else _FULL for i in range(num_layers)]:
-        between = f"every {every:,} on, {_LOCAL} between"
-        raise ValueError(f"layer_types is not {_FULL} in the first layer and {between}")
+        pattern = f"{_FULL} in the first and every {every:,} layers from there"
+        raise ValueError(f"layer_types must be {pattern}, and {_LOCAL} in the others")
     return every
 
 
 def stated_settings(model: ModelSection) -> dict[str, Any]:
-    """The settings of config.json that describe a model, but for its vocabulary.
+    """Return the settings of config.json that describe a model, except its vocabulary.
 
-    ModernBERT's layers are described as `transformers` 5 and as 4.48 read it, and no token id is
-    that of a larger vocabulary.
+    For ModernBERT they are in the form of `transformers` 5 and in that of 4.48. Special token ids
+    are set to None, because their defaults are those of a larger vocabulary.
     """
     family = FAMILIES[model.architecture]
     names = {**SIZES, **family.numbers}
@@ -318,7 +332,7 @@ def stated_settings(model: ModelSection) -> dict[str, Any]:
 
 
 def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArray[np.float32]:
-    """The first `num_rows` rows of an array [R] or [R, D], with filled rows after its own."""
+    """Truncate an array [R] or [R, D] to `num_rows` rows, or append rows of `fill`."""
     if len(values) >= num_rows:
         return np.ascontiguousarray(values[:num_rows])
     padded = np.full((num_rows, *values.shape[1:]), fill, np.float32)
@@ -327,12 +341,12 @@ def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArra
 
 
 def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_tokens: int) -> int:
-    """The number of rows without the padding rows at the end (see the module's docstring).
+    """Return the number of rows without the padding rows at the end (see the module's docstring).
 
     Args:
-        words: float32 [R, D], the word embedding.
-        bias: float32 [R], of the masked-LM head.
-        num_tokens: size of the vocabulary; at least so many rows matter.
+        words: word embedding, float32 [R, D].
+        bias: bias of the masked-LM decoder, float32 [R].
+        num_tokens: size of the vocabulary, which is the smallest result.
     """
     spare = (bias == PADDING_BIAS) & ~words.any(axis=1)
     spare[:num_tokens] = False
@@ -341,13 +355,13 @@ def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a source that is one of our parameters; it is not in memory before `read`.
+    """A tensor of a source, which `read` loads into memory.
 
     Args:
-        shape: in our layout, checked against the file's size.
-        dtype: name of the number type in the file, such as float32 or bfloat16.
-        load: returns its numbers in our layout, bfloat16 as float32; may raise CheckpointError.
-        where: file and name, for messages.
+        shape: shape in our layout, checked against the size of the file.
+        dtype: dtype in the file, such as float32 or bfloat16.
+        load: returns the values in our layout, bfloat16 as float32. May raise CheckpointError.
+        where: file and name, for error messages.
     """
 
     shape: tuple[int, ...]
@@ -356,18 +370,18 @@ class Weight:
     where: str
 
     def read(self) -> NDArray[np.float32]:
-        """Read it as float32, contiguous.
+        """Read the tensor as contiguous float32.
 
-        Raises CheckpointError if its numbers are not floating-point, such as 8-bit integers, or not
-        finite.
+        Raises CheckpointError if the values are not floating-point (for example 8-bit integers), or
+        not finite.
         """
         if self.dtype not in _FLOATS:
-            problem = f"holds {in_brief(self.dtype)}, which is none of {', '.join(_FLOATS)}"
-            raise CheckpointError(self.where, problem, "give weights that are not quantised")
+            problem = f"the dtype must be one of {', '.join(_FLOATS)}, not {in_brief(self.dtype)}"
+            raise CheckpointError(self.where, problem, "pass weights that are not quantized")
         found = np.ascontiguousarray(self.load(), dtype=np.float32)
         if not np.isfinite(found).all():
-            problem = "holds numbers that are not finite in float32"
-            raise CheckpointError(self.where, problem, "give weights of a run that did not diverge")
+            problem = "has values that are not finite in float32"
+            raise CheckpointError(self.where, problem, "pass weights of a run that did not diverge")
         return found
 
 
@@ -376,14 +390,14 @@ class Source:
     """Weights of another program.
 
     Args:
-        folder: the directory that holds them, where a vocabulary may lie.
-        name: of the checkpoint, without its directories.
-        form: what it is, in a word or two: "BertForMaskedLM", "TensorFlow checkpoint".
-        weights: by our names; tensors outside the model keep their names.
-        ignored: names of the source, and the reason for ignoring each.
-        settings: of our section [model].
-        stated_in: the file that states them, for messages.
-        published: a description, if its owner has published its digest.
+        folder: directory of the weights, in which a vocabulary is looked for.
+        name: name of the checkpoint, without its directories.
+        form: kind of checkpoint, such as "BertForMaskedLM" or "TensorFlow checkpoint".
+        weights: weights by our names; tensors outside the model keep their names.
+        ignored: names in the source -> the reason for ignoring each.
+        settings: settings of our section [model].
+        stated_in: file with these settings, for error messages.
+        published: name of the checkpoint, if its owner has published its digest.
     """
 
     folder: Path
@@ -397,11 +411,11 @@ class Source:
 
     @property
     def family(self) -> Family:
-        """Names and settings of its architecture."""
+        """Names and settings of the architecture."""
         return FAMILIES[self.settings["architecture"]]
 
     @property
     def origin(self) -> dict[str, str]:
-        """The origin for a checkpoint's manifest."""
+        """Origin of the weights, for the manifest of a checkpoint."""
         origin = {"name": self.name, "form": self.form, "published": self.published}
         return {key: value for key, value in origin.items() if value}
