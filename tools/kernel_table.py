@@ -44,7 +44,7 @@ TYPES = {
 # capability. Source: CUDA C++ programming guide, compute capabilities.
 REGISTERS, THREADS, PROGRAMS = 65536, 2048, 32
 SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}
-# Sizes of BERT-large. The number of rows does not change the code, so a small multiple of 16 will do.
+# Sizes of BERT-large, except for the number of rows. It does not change the code, so it is small.
 SEQUENCES, TOKENS, LONGEST, DUMMIES = 8, 2048, 512, 4
 HIDDEN, WIDE, HEADS, VOCABULARY, MASKED = 1024, 4096, 16, 30_528, 64
 # Number of elements that a program works on, and whether it is that of one iteration of its loop.

@@ -111,7 +111,7 @@ def test_a_table_is_made_again(tmp_path):
         (MADE + TABLE, "b.md:1: no line `<!-- end -->` follows"),
         (MADE + MADE + TABLE + "<!-- end -->\n", "b.md:1: no `<!-- end -->` before"),
         ("<!-- made by: python lost.py -->\n<!-- end -->\n", "No such file"),
-        ("<!-- made by: true -->\n<!-- end -->\n", "prints nothing"),
+        ("<!-- made by: true -->\n<!-- end -->\n", "it printed nothing"),
     ],
 )
 def test_what_cannot_be_made_changes_no_page(tmp_path, text, said):
