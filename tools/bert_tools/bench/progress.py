@@ -1,7 +1,8 @@
 """Progress of a measurement on stderr: what it is doing, for how long, and how long it will take.
 
 Building and compiling models can take minutes. While nothing else is printed, a background thread
-repeats the current activity with the elapsed time: in place on a terminal, otherwise as a new line.
+repeats the current activity with the elapsed time. On a terminal it does so in place. Otherwise it
+prints a new line, less often the longer the activity takes.
 """
 
 import shutil
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 TERMINAL_INTERVAL_S = 1.0
-LOG_INTERVAL_S = 3.0  # also the longest silence
+LOG_INTERVAL_S = 3.0  # or a tenth of the elapsed time, if that is longer
 _ERASE_LINE = "\r\x1b[K"
 
 
@@ -29,7 +30,7 @@ class Progress:
         self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
         self._is_shown_in_place = False
         self._last_printed = time.monotonic()
-        self._set("", "", None, 0)
+        self._set("", None, 0)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -56,7 +57,7 @@ class Progress:
             seconds: expected duration, if known; the time left is derived from it.
             total: number of steps that `advance` will count, 0 if it will count none.
         """
-        self._set(activity, note, seconds, total)
+        self._set(activity, seconds, total)
         if seconds is not None:
             note = f"about {seconds:.0f} s"
         self.say(f"{activity} ({note})" if note else activity)
@@ -72,9 +73,8 @@ class Progress:
             print(line, file=self._stream, flush=True)
             self._last_printed = time.monotonic()
 
-    def _set(self, activity: str, note: str, seconds: float | None, total: int) -> None:
-        self._activity, self._note = activity, note
-        self._seconds, self._total = seconds, total
+    def _set(self, activity: str, seconds: float | None, total: int) -> None:
+        self._activity, self._seconds, self._total = activity, seconds, total
         self._num_done = 0
         self._started = time.monotonic()
 
@@ -83,9 +83,13 @@ class Progress:
         while not self._ended.wait(self._interval_s / 4):
             with self._lock:
                 now = time.monotonic()
-                if not self._activity or now - self._last_printed < self._interval_s:
+                elapsed = now - self._started
+                interval_s = self._interval_s
+                if not self._in_place:
+                    interval_s = max(interval_s, elapsed / 10)
+                if not self._activity or now - self._last_printed < interval_s:
                     continue
-                line = self._line(now - self._started)
+                line = self._line(elapsed)
                 if self._in_place:
                     width = shutil.get_terminal_size().columns - 1
                     self._stream.write(_ERASE_LINE + line[:width])
@@ -98,12 +102,10 @@ class Progress:
     def _line(self, elapsed: float) -> str:
         """The current activity with what is known about its duration."""
         parts = [f"{elapsed:.0f} s so far"]
-        if self._total:
-            parts.insert(0, f"{self._num_done} of {self._total} steps done")
         if self._seconds is not None:
             parts.append(f"about {max(0.0, self._seconds - elapsed):.0f} s left")
-        elif self._note:
-            parts.append(self._note)
+        if self._total:
+            parts.append(f"{self._num_done} of {self._total} steps done")
         return f"{self._activity}: {', '.join(parts)}"
 
     def _erase(self) -> None:
