@@ -221,7 +221,7 @@ def test_a_stopped_one_goes_on_by_the_line_that_it_prints(tmp_path):
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=120)[0]
     assert process.returncode == 75, rest
-    (hint,) = re.findall(r"^to go on: (.*)$", rest, re.MULTILINE)
+    (hint,) = re.findall(r"^to resume: (.*)$", rest, re.MULTILINE)
     assert not (out / "exported").exists()
     done = run_process("bash", "-c", hint)
     assert done.returncode == 0, done.stdout + done.stderr

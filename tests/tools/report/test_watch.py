@@ -28,11 +28,11 @@ def test_the_remaining_time_is_that_of_the_newest_rates(tmp_path):
     rates = [9e9] * 4 + [0.5] * 6 + [2.0] * 6  # of the last 12 the median is 1.25
     records = [record(step, samples_per_s=rate) for step, rate in enumerate(rates, 1)]
     look = snapshot_of(write_run(tmp_path / "run", records))
-    assert look.rate == 1.25 and look.left_s == pytest.approx(4 * 16 / 1.25)
-    assert numbers(look)["left"] == "at most 51.2 s to the last step"
+    assert look.rate == 1.25 and look.remaining.limit_s == pytest.approx(4 * 16 / 1.25)
+    assert numbers(look)["left"] == "limit 51.2 s"
     for rate in (None, 0.0, -1.0):
         look = snapshot_of(write_run(tmp_path / str(rate), [record(1, samples_per_s=rate)]))
-        assert numbers(look)["left"] == "not known to the last step"
+        assert numbers(look)["left"] == "not known"
 
 
 def test_a_run_that_writes_nothing_is_stalled(tmp_path):

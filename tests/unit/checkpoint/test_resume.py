@@ -140,7 +140,7 @@ def test_an_end_that_could_not_be_saved_is_trained_again(
         assert resumed() == 2
     said = capsys.readouterr()
     assert "No space left on device" in said.err
-    assert "to go on: " in said.out
+    assert "to resume: " in said.out
     assert not (killed / "run_0/outcome.json").exists()
     assert resumed() == MISSED
     assert weights(killed) == weights(whole)

@@ -82,7 +82,7 @@ def test_a_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
     log = tmp_path / "stdout.log"
     code = (
         "import sys\nfrom pathlib import Path\nfrom mlperf_bert.run.console import Reporter\n"
-        f"with Reporter(Path({str(log)!r}), 10) as reporter:\n"
+        f"with Reporter(Path({str(log)!r}), None) as reporter:\n"
         "    for number in range(3):\n        reporter.line(f'line {number}')\n"
     )
     assert "Traceback" not in run_unread("-c", code).stderr

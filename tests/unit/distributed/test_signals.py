@@ -59,15 +59,17 @@ def training():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_before_the_first_step_there_is_nothing_to_save(number, left, tmp_path, capsys):
+@pytest.mark.parametrize("speaks", [True, False])
+def test_before_the_first_step_one_rank_says_how_to_resume(number, speaks, left, tmp_path, capsys):
     file = tmp_path / "status"
-    with SignalWatch(Whereabouts(), speaks=False, status_file=file):
+    with SignalWatch(Whereabouts(), speaks=speaks, status_file=file, hint="to resume: x"):
         os.kill(os.getpid(), number)
     assert left == [75]
     assert file.read_text() == "75\n"
-    said = capsys.readouterr().err
-    told = f"stopped by {number.name} before the first step, so there is nothing to save"
-    assert said.startswith(f"mlperf_bert: {told}\n")
+    printed = capsys.readouterr()
+    said = f"mlperf_bert: stopped by {number.name} before the first step, so no training was lost\n"
+    assert printed.err.startswith(said) if speaks else printed.err == ""
+    assert printed.out == ("to resume: x\n" if speaks else "")
 
 
 @pytest.mark.parametrize(("speaks", "said"), [(True, HINT), (False, "")])

@@ -22,6 +22,7 @@ PYTHON = sys.executable
 # Stands for `python -P -m mlperf_bert`: each argument is what the rank of that number does.
 RANK = r"""
 import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 word = sys.argv[4:][int(os.environ["RANK"])]
 ready = __file__ + ".ready."
 for step in word.split(","):

@@ -48,7 +48,7 @@ def test_the_second_is_refused_and_told_by_whom(tmp_path):
         with RunLock(root, "run_0") as second, pytest.raises(ConfigError) as refused:
             second.check()
         said = f"process {owner.pid} on host {os.uname().nodename} since "
-        assert re.search(rf"{said}\d{{4}}(-\d\d){{2}} \d\d(:\d\d){{2}} UTC owns it", str(refused))
+        assert re.search(rf"{said}\d{{4}}(-\d\d){{2}} \d\d(:\d\d){{2}} UTC', 'wait", str(refused))
         assert snapshot(tmp_path) == before
         with RunLock(root, "run_1") as other:  # of the same directory
             other.check()
@@ -109,7 +109,7 @@ def test_a_run_of_squad_has_one_owner_too(tmp_path, capsys):
         before = snapshot(tmp_path)
         command = ["squad", "train", "--device", "cpu", "--run-dir", tmp_path]
         assert refusal(capsys, *command).startswith(
-            f"mlperf_bert: error: --run-dir: squad in {tmp_path} is at work: "
+            f"mlperf_bert: error: --run-dir: squad in {tmp_path} is in use by "
         )
         assert snapshot(tmp_path) == before
 
@@ -122,7 +122,7 @@ def test_a_lock_that_is_a_link_is_not_written_into_and_a_bad_place_is_named(tmp_
         lock.check()
     path.unlink()
     path.hardlink_to(target)
-    with RunLock(tmp_path, "run_0") as lock, pytest.raises(ConfigError, match="cannot be made"):
+    with RunLock(tmp_path, "run_0") as lock, pytest.raises(ConfigError, match="cannot be created"):
         lock.check()
     assert target.read_text() == "kept"
     with RunLock(target, "run_0") as lock, pytest.raises(ConfigError, match="--run-dir"):

@@ -35,6 +35,7 @@ RECORD = {
     "samples_per_s": 412.4,
     "tokens_per_s": 21_456.7,
     "loss": 5.12345,
+    "mlm_accuracy": None,
     "learning_rate": 0.0021,
     "step_ms": 500.0,
 }
@@ -66,9 +67,12 @@ def test_a_damaged_line_costs_a_resumed_run_that_line_alone(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     records = [json.dumps({"step": step}) for step in range(1, 8)]
     for damage, said in (
-        ({3: "x"}, "line 3: was no record of the run, and is dropped\n"),
-        ({1: "[1]", 2: '{"step": true}', 4: "\0" * 2**21}, "line 1: was no record of the run"),
-        ({2: '{"step": 802}', 5: "x"}, "line 2: was no record of the run, and is dropped (and 1 "),
+        ({3: "x"}, "line 3: not a record of the run, so it was dropped\n"),
+        ({1: "[1]", 2: '{"step": true}', 4: "\0" * 2**21}, "line 1: not a record of the run"),
+        (
+            {2: '{"step": 802}', 5: "x"},
+            "line 2: not a record of the run, so it was dropped (and 1 ",
+        ),
         ({}, ""),
     ):
         lines = [damage.get(number, line) for number, line in enumerate(records, 1)]
@@ -131,24 +135,27 @@ def test_an_outcome_comes_back_as_it_was_written_and_another_form_is_one_line(tm
         assert str(raised.value) == f"{path}: {reason}; {REMEDY}"
 
 
-def test_lines_are_printed_and_kept_in_a_file_but_by_other_ranks(tmp_path, capsys, snapshot):
-    log = tmp_path / "stdout.log"
+def test_lines_are_printed_and_kept_in_a_file_but_by_other_ranks(
+    tiny_config, tmp_path, capsys, snapshot
+):
+    log, config = tmp_path / "stdout.log", load_config(tiny_config, ["run.max_steps=8000"])
     for path in (log, None):
-        with Reporter(path, max_steps=8000) as reporter:
+        with Reporter(path, config) as reporter:
             reporter.line("evaluation [bold]12[/bold]")
             reporter.progress(RECORD, None)
-            reporter.progress(RECORD, 0.2034)
+            reporter.progress({**RECORD, "mlm_accuracy": 0.1017}, 0.1017)
+            reporter.progress({**RECORD, "samples": 7680, "mlm_accuracy": 0.2034}, 0.2034)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "evaluation [bold]12[/bold]"  # text is never taken for markup
     assert printed[1:] == snapshot
     assert [line.split(" ", 1)[1] for line in log.read_text().splitlines()] == printed
 
 
-def test_what_found_no_room_is_not_kept(tmp_path, monkeypatch):
+def test_what_found_no_room_is_not_kept(tiny_config, tmp_path, monkeypatch):
     disk = Mock(wraps=io.StringIO())
     disk.write.side_effect = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("sys.stdout", disk)
-    with Reporter(tmp_path / "stdout.log", max_steps=10) as reporter:
+    with Reporter(tmp_path / "stdout.log", load_config(tiny_config)) as reporter:
         reporter.line("lost")
         disk.write.side_effect = None
         reporter.line("shown")

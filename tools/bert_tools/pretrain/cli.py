@@ -207,7 +207,8 @@ def _text_to_model(args: argparse.Namespace) -> int:
         lock.check()
         _prepare(args, plan)
         words = ["train", "--config", plan.config_path, "--data", args.data, "--run-dir", run_dir]
-        words += ["--resume", "auto", "--go-on-by", typed(*args.command_line)]
+        resume = "auto" if (run_dir / "run_0").exists() else "none"
+        words += ["--resume", resume, "--go-on-by", typed(*args.command_line)]
         words += ["--new-run-by", shlex.join(["--out", "NEW", "--data", str(args.data)])]
         if args.init_checkpoint is not None:
             words += ["--init-checkpoint", args.init_checkpoint]

@@ -35,10 +35,10 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import SignalPipe
 from mlperf_bert.errors import DataError, UserError, one_line
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
+from mlperf_bert.run.remaining import NEWEST, Remaining, estimate_remaining, samples_per_s
 
 MIN_STALLED_S = 60.0  # network file systems may delay writes by up to half of this
 STALLED_TIMES = 5.0  # a run stalls after this many times the usual time between two records
-PACE = 12  # number of newest records used for the rate and the remaining time
 INTERVAL_S = 2.0  # seconds between two snapshots
 _WIDTH = 80  # columns if stdout is not a terminal
 _BAR, _LABEL = 24, 10  # columns of the progress bar and of a number's name
@@ -88,28 +88,22 @@ class Snapshot:
     @property
     def rate(self) -> float | None:
         """Return samples per second, the median of the newest records, None if not known."""
-        found = [
-            each["samples_per_s"] for each in self.records[-PACE:] if each.get("samples_per_s")
-        ]
-        return median(found) if found else None
+        return samples_per_s(self.records)
 
     @property
-    def left_s(self) -> float | None:
-        """Return the seconds to the last step at the current rate, None if not known.
-
-        Evaluations are not included.
-        """
-        if self.config is None or not self.records or not self.rate or self.rate < 0:
+    def remaining(self) -> Remaining | None:
+        """Return the remaining time at the current rate, None if not known."""
+        if self.config is None or not self.records:
             return None
-        steps = max(0, self.config.max_steps - self.records[-1]["step"])
-        return float(steps * self.config.parallel.global_batch_size) / self.rate
+        evaluations = points_in(self.records, "mlm_accuracy")
+        return estimate_remaining(self.config, self.records, evaluations)
 
     @property
     def _usual_s(self) -> float:
         """Return the usual time between two records in seconds, without evaluations."""
         found = [
             (new["step"] - old["step"]) * new["step_ms"] / 1e3
-            for old, new in pairwise(self.records[-PACE - 1 :])
+            for old, new in pairwise(self.records[-NEWEST - 1 :])
             if new.get("step_ms")
         ]
         return median(found) if found else 0.0
@@ -243,8 +237,8 @@ def _numbers(snapshot: Snapshot, last: Record) -> list[tuple[str, str]]:
     if skipped:
         rows.append(("skipped", f"{skipped:,} steps without an update"))
     if not snapshot.has_ended:
-        left = "not known" if snapshot.left_s is None else f"at most {seconds(snapshot.left_s)}"
-        rows.append(("left", f"{left} to the last step"))
+        remaining = snapshot.remaining
+        rows.append(("left", remaining.in_words(seconds) if remaining else "not known"))
     return rows
 
 

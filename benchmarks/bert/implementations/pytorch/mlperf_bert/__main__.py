@@ -24,7 +24,13 @@ from mlperf_bert.compiled import (
     remove_temporary,
     set_code_caches,
 )
-from mlperf_bert.distributed.signal_watch import Ended, EndingInOrder, end_with_script
+from mlperf_bert.distributed.launch import is_silent_rank
+from mlperf_bert.distributed.signal_watch import (
+    Ended,
+    EndingInOrder,
+    end_with_script,
+    unblock_ctrl_c,
+)
 from mlperf_bert.errors import (
     FAULT,
     INTERRUPTED,
@@ -106,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        unblock_ctrl_c()
         asked = [word for word in words if word != DEBUG]
         if asked[:1] in ([], ["--version"]):
             return _without_command(asked)
@@ -124,12 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         say_error(line)
         return MISTAKE
-    except Ended as ended:
-        say(f"interrupted by {ended}")
-        return STOPPED
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
+    except KeyboardInterrupt as interruption:
+        by = f" by {interruption}" if isinstance(interruption, Ended) else ""
+        if not is_silent_rank():
+            say(f"interrupted{by}")
+        return STOPPED if by else INTERRUPTED
 
 
 def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:

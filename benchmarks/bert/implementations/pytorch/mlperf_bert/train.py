@@ -51,7 +51,8 @@ from mlperf_bert.model.bert import check_memory, make_model, tensorflow_name
 from mlperf_bert.optim.optimizers import make_optimizer
 from mlperf_bert.optim.schedule import rates_of_run
 from mlperf_bert.run.console import ProgressLines, Reporter
-from mlperf_bert.run.directory import Hints, RunDirectory
+from mlperf_bert.run.directory import RunDirectory
+from mlperf_bert.run.hints import Hints
 from mlperf_bert.run.metrics import Metrics, MetricsFile, SlowestRank
 from mlperf_bert.run.mlperf_log import MlperfLog
 from mlperf_bert.run.outcome import RunOutcome, Status
@@ -143,7 +144,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
             info,
             lambda: Reporter(
                 own_path and own_path / "stdout.log",
-                config.max_steps,
+                config,
                 continued=start.continues,
                 shown=shown,
             ),
@@ -412,7 +413,7 @@ def _hint_on_failure(
         yield
     except Exception:
         if hints is not None and (directory.checkpoints / LATEST).exists():
-            reporter.line(hints.to_go_on())
+            reporter.line(hints.to_resume())
         raise
 
 

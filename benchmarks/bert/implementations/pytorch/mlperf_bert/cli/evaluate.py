@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
     from mlperf_bert.data.shards import SampleReader
+    from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import in_session, on_every_rank
     from mlperf_bert.distributed.signal_watch import SignalWatch
     from mlperf_bert.evaluation.evaluate import Evaluator
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(result) if args.json else _in_words(result))
         return 0
 
-    with SignalWatch(None, speaks=False):
+    with SignalWatch(None, speaks=read_rank_info().rank == 0):
         return in_session(run_rank, args.device, config.parallel.share_gpu)
 
 

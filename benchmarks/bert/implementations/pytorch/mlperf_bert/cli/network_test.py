@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
     config = load_config(args.config, args.set)
     parallel = config.parallel
-    if read_rank_info().launcher == "single" and parallel.ranks_per_node > 1:
+    own_info = read_rank_info()
+    if own_info.launcher == "single" and parallel.ranks_per_node > 1:
         return run_on_ranks(args.command_line, parallel.ranks_per_node)
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
@@ -53,5 +54,5 @@ def run(args: argparse.Namespace) -> int:
     # With `mpi_readers`, half of the processes do not use a GPU in training.
     share = "allow" if config.data.loader == "mpi_readers" else parallel.share_gpu
     patience = timedelta(seconds=config.run.hang_timeout_s)
-    with SignalWatch(None, speaks=False):
+    with SignalWatch(None, speaks=own_info.rank == 0):
         return in_session(run_rank, config.run.device, share, patience=patience)

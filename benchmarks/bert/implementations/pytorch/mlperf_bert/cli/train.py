@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, add_init_checkpoint, load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.signal_watch import write_status
+from mlperf_bert.distributed.signal_watch import Ended, say_stopped_early, write_status
 from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError, say
 from mlperf_bert.extras import require_packages
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from mlperf_bert.checkpoint.resume import Start
     from mlperf_bert.distributed.launch import RankInfo
     from mlperf_bert.distributed.reader_roles import MpiProcess
-    from mlperf_bert.run.directory import Hints, RunDirectory
+    from mlperf_bert.distributed.signal_watch import Whereabouts
+    from mlperf_bert.run.console import ProgressLines
+    from mlperf_bert.run.directory import RunDirectory
+    from mlperf_bert.run.hints import Hints
     from mlperf_bert.run.lock import RunLock
 
 
@@ -70,8 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ranks when one exits with another status",
     )
     # run_and_time.sh and `pretrain` pass how their run is continued, and how a new one is started.
+    # run_and_time.sh prints the hint itself if a run stops before the first step, because it can do
+    # so even before Python handles signals.
     launched.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)
     launched.add_argument("--new-run-by", metavar="OPTIONS", help=argparse.SUPPRESS)
+    launched.add_argument("--no-start-hint", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,6 +86,21 @@ def run(args: argparse.Namespace) -> int:
     The status is 0 at the target or at the end of a run without a target, 3 if the target was
     missed, and 75 after a signal.
     """
+    args.run_dir_given = args.run_dir is not None
+    args.run_dir = args.run_dir or _default_root(args.config)
+    try:
+        return _run(args)
+    except KeyboardInterrupt as interruption:  # before ranks or this rank watched for signals
+        from mlperf_bert.distributed.launch import read_rank_info
+
+        if (info := read_rank_info()).rank == 0:
+            name = str(interruption) if isinstance(interruption, Ended) else "SIGINT"
+            say_stopped_early(name, _start_hint(args, info))
+        return STOPPED
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Start the ranks, or train as one of them."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.distributed.launch import read_rank_info, shadowed_packages
     from mlperf_bert.distributed.spawn import run_on_ranks
@@ -103,13 +124,13 @@ def run(args: argparse.Namespace) -> int:
     if is_single and parallel.nodes == 1 < parallel.ranks_per_node:
         if args.resume == "auto":
             _check_run_dir(args)
-        root = args.run_dir or _default_root(args.config)
-        with RunLock(root, f"run_{args.run_index}") as lock:  # until the ranks end
+        with RunLock(args.run_dir, f"run_{args.run_index}") as lock:  # until the ranks end
             lock.check()
             return run_on_ranks(
-                [*args.command_line, "--run-dir", str(root)],
+                [*args.command_line, "--run-dir", str(args.run_dir)],
                 parallel.ranks_per_node,
                 agreed_statuses=(STOPPED, TARGET_MISSED),
+                hint=_start_hint(args, info),
             )
     return _train_as_rank(args, config)
 
@@ -134,7 +155,7 @@ def _train_as_rank(
     from mlperf_bert.run.lock import RunLock
 
     info = process.role.info if process else read_rank_info()
-    root = args.run_dir or _default_root(args.config)  # has the time, so rank 0's name is used
+    root = args.run_dir  # the default has the time in it, so rank 0's name is used
     # Ranks that this program started leave the directory to the process that started them.
     is_owner = info.rank == 0 and info.launcher != "local"
     with RunLock(root if is_owner else None, f"run_{args.run_index}") as lock:
@@ -148,7 +169,7 @@ def _default_root(config_path: Path) -> Path:
 
 
 def _check_run_dir(args: argparse.Namespace) -> None:
-    if args.run_dir is None:
+    if not args.run_dir_given:
         remedy = "pass the directory of the run to resume"
         raise ConfigError("--run-dir", "is missing, but --resume auto needs it", remedy)
 
@@ -168,7 +189,27 @@ def _train_in(
     # Progress starts before torch is loaded, because that takes long from a cold disk.
     shown = ProgressLines(stderr=False, speaks=own_info.rank == 0)
     shown.never_silent(lambda: whereabouts.in_words)
+    watch = SignalWatch(
+        whereabouts,
+        speaks=own_info.rank == 0,
+        status_file=args.status_file,
+        hint=_start_hint(args, own_info),
+    )
+    with shown, watch:
+        return _train_watched(root, lock, own_info, args, config, process, whereabouts, shown)
 
+
+def _train_watched(
+    root: Path,
+    lock: "RunLock",
+    own_info: "RankInfo",
+    args: argparse.Namespace,
+    config: RunConfig,
+    process: "MpiProcess | None",
+    whereabouts: "Whereabouts",
+    shown: "ProgressLines",
+) -> int:
+    """Load torch, which takes long from a cold disk, join the ranks and train."""
     from mlperf_bert.data.make_loader import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.run.directory import RunDirectory
@@ -198,33 +239,35 @@ def _train_in(
             cache_cleared=args.cache_cleared,
             whereabouts=whereabouts,
             shown=shown,
-            hints=_hints(args, directory, info),
+            hints=_hints(args, own_info),
         )
         return _leave(args, info, outcome.status == "success", outcome.stopped_by)
 
     patience = timedelta(seconds=config.run.hang_timeout_s)
-    with shown, SignalWatch(whereabouts, speaks=own_info.rank == 0, status_file=args.status_file):
-        return in_session(
-            run_rank,
-            config.run.device,
-            config.parallel.share_gpu,
-            own_info,
-            patience,
-            whereabouts,
-        )
+    return in_session(
+        run_rank, config.run.device, config.parallel.share_gpu, own_info, patience, whereabouts
+    )
 
 
-def _hints(args: argparse.Namespace, directory: "RunDirectory", info: "RankInfo") -> "Hints":
-    from mlperf_bert.run.directory import Hints
+def _start_hint(args: argparse.Namespace, info: "RankInfo") -> str | None:
+    """Return what to type after a stop before the first step, on the one rank that prints it."""
+    if args.no_start_hint or info.rank != 0:
+        return None
+    return _hints(args, info).before_first_step()
+
+
+def _hints(args: argparse.Namespace, info: "RankInfo") -> "Hints":
+    from mlperf_bert.run.hints import Hints
+    from mlperf_bert.run.paths import RunPaths
 
     return Hints(
-        directory=directory,
+        paths=RunPaths(args.run_dir, args.run_index),
         config=args.config,
         data=args.data,
         settings=args.set,
         init_checkpoint=args.init_checkpoint,
         is_alone=info.launcher in ("single", "local"),
-        go_on_by=args.go_on_by,
+        script_command=args.go_on_by,
     )
 
 
@@ -238,8 +281,10 @@ def _agree_on_start(
     """Return how the run starts, as rank 0 found it after it locked the directory."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
+    from mlperf_bert.distributed.launch import is_requeued
     from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
     from mlperf_bert.files import is_there, write_file
+    from mlperf_bert.run.earlier import describe_new_run
 
     found = [NEW_RUN]
 
@@ -248,6 +293,9 @@ def _agree_on_start(
         directory.refuse_links()
         if args.resume == "auto":
             _check_run_dir(args)
+            line = describe_new_run(directory.root, is_requeued=is_requeued())
+            if line is not None:
+                print(line, flush=True)
         found[0] = find_start(args.resume, directory, config, args.new_run_by)
         ended = found[0].ended
         if ended is None and found[0].checkpoint is None:

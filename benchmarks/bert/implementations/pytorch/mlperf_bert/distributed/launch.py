@@ -88,6 +88,16 @@ class RankInfo:
             )
 
 
+def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True if SLURM has requeued this job and restarted it."""
+    return environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
+def is_silent_rank(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True for a rank that `train` started and that leaves messages to rank 0."""
+    return MEETING in environ and environ.get("RANK") != "0"
+
+
 def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     """Read the rank from the variables of our launcher, torchrun, MPI or SLURM, in this order.
 

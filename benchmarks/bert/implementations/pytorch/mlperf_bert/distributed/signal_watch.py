@@ -179,6 +179,14 @@ class SignalPipe(CaughtSignals):
         """Do nothing. A subclass may wait here for its thread, before the pipe is closed."""
 
 
+def say_stopped_early(name: str, hint: str | None) -> None:
+    """Report that the signal `name` ended a run before its first step, and what to type next."""
+    say(f"stopped by {name} before the first step, so no training was lost")
+    if hint is not None:
+        with suppress(OSError):
+            print(hint, flush=True)
+
+
 class SignalWatch(SignalPipe):
     """A context of the main thread that acts on the signals of a rank.
 
@@ -187,20 +195,27 @@ class SignalWatch(SignalPipe):
 
     Args:
         whereabouts: what this rank is doing, or None if the command has no steps.
-        speaks: True on the one rank that explains what a Ctrl-C does.
+        speaks: True on the one rank that prints for all.
         status_file: the file to write the status to, because a launcher may hide the exit status
             (`--status-file`).
+        hint: what to type after a stop before the first step.
     """
 
     keeps_them = True
 
     def __init__(
-        self, whereabouts: Whereabouts | None, *, speaks: bool, status_file: Path | None = None
+        self,
+        whereabouts: Whereabouts | None,
+        *,
+        speaks: bool,
+        status_file: Path | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__()
         self._whereabouts = whereabouts
         self._speaks = speaks
         self._status_file = status_file
+        self._hint = hint
         self._again = CtrlC()
         self._said = False
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
@@ -216,7 +231,7 @@ class SignalWatch(SignalPipe):
 
     def _listen(self) -> None:
         while came := self.wait():
-            for number in came:
+            for number in sorted(came):  # Ctrl-C before the SIGTERM that may follow it
                 if number in SIGNALS:
                     self._act(number)
 
@@ -232,11 +247,16 @@ class SignalWatch(SignalPipe):
     def _leave(self, name: str) -> None:
         if self._status_file is not None:
             write_status(self._status_file, STOPPED)
-        if self._whereabouts is None:
+        if self._speaks and self._whereabouts is None:
             say(f"interrupted by {name}")
-        else:
-            say(f"stopped by {name} before the first step, so there is nothing to save")
+        elif self._speaks:
+            say_stopped_early(name, self._hint)
         os._exit(STOPPED)
+
+
+def unblock_ctrl_c() -> None:
+    """Receive Ctrl-C from now on, in a rank that was started with it blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def write_status(path: Path, status: int) -> bool:

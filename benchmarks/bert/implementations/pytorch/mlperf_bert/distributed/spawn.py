@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Self
 
 from mlperf_bert.distributed.launch import MEETING
-from mlperf_bert.distributed.signal_watch import CaughtSignals, end_with_parent
+from mlperf_bert.distributed.signal_watch import (
+    CaughtSignals,
+    end_with_parent,
+    say_stopped_early,
+)
 from mlperf_bert.errors import INTERRUPTED, LOST, MISTAKE, STOPPED, ConfigError, say
 from mlperf_bert.machine import memory_bytes
 
@@ -32,7 +36,11 @@ _YIELDS_S = 1.0  # how long to wait for the failure that caused another rank's e
 
 
 def run_on_ranks(
-    arguments: Sequence[str], num_ranks: int, *, agreed_statuses: Collection[int] = (STOPPED,)
+    arguments: Sequence[str],
+    num_ranks: int,
+    *,
+    agreed_statuses: Collection[int] = (STOPPED,),
+    hint: str | None = None,
 ) -> int:
     """Run `python -P -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
@@ -45,6 +53,8 @@ def run_on_ranks(
     later. The function then returns STOPPED, 0 if all ranks had finished, or MISTAKE. A second
     Ctrl-C ends the ranks and this process at once. On Linux the ranks also end when this process is
     killed.
+
+    If a signal ends rank 0 before it can report anything, this prints that and `hint`.
 
     Raises ConfigError if the ranks cannot be started, or need more memory than the machine has.
     """
@@ -61,7 +71,7 @@ def run_on_ranks(
         if signals.at_once:
             return INTERRUPTED
         if signals.first:
-            return _after_signal(ranks, signals.first, agreed_statuses)
+            return _after_signal(ranks, signals.first, agreed_statuses, hint)
         if first is None:
             return 0
         status = ranks.ended[first]
@@ -99,14 +109,15 @@ def _check_loopback() -> None:
         raise ConfigError("network", problem, remedy) from None
 
 
-def _after_signal(ranks: "_Ranks", number: int, agreed_statuses: Collection[int]) -> int:
+def _after_signal(
+    ranks: "_Ranks", number: int, agreed_statuses: Collection[int], hint: str | None
+) -> int:
     """Return the exit status after a signal was passed on to the ranks."""
     statuses = list(ranks.ended.values())
     if len(statuses) < len(ranks.processes):  # `end` has reported that it killed some
         return STOPPED
-    if all(status == -number for status in statuses):  # too early for the ranks to report it
-        name = signal.Signals(number).name
-        say(f"stopped by {name} before the first step, so there is nothing to save")
+    if ranks.ended[0] == -number:  # too early for rank 0 to report it
+        say_stopped_early(signal.Signals(number).name, hint)
     if not any(statuses):
         return 0
     return next((each for each in (MISTAKE, *agreed_statuses) if each in statuses), STOPPED)
@@ -142,6 +153,16 @@ def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
     }
 
 
+def _prepare_rank(parent: int) -> None:
+    """Prepare a rank's process before Python starts in it.
+
+    Ctrl-C is blocked until `main` runs (`unblock_ctrl_c`), because Python would print a traceback
+    if it came earlier.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    end_with_parent(parent)
+
+
 class _Ranks:
     """The processes of the ranks, which are killed when the context exits."""
 
@@ -168,7 +189,7 @@ class _Ranks:
                     [sys.executable, "-P", "-m", "mlperf_bert", *arguments],
                     env=_environment(rank, count, meeting),
                     start_new_session=True,  # so that only this process passes on Ctrl-C
-                    preexec_fn=partial(end_with_parent, os.getpid()),
+                    preexec_fn=partial(_prepare_rank, os.getpid()),
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 problem = f"rank {rank} of {count} could not be started ({error})"

@@ -1,17 +1,20 @@
-"""Progress in words: a line for each record, the same on a terminal and in a file.
+"""Prints the progress of a run, with the same lines on a terminal and in a file.
 
-This file is imported before torch, so that nobody waits in silence while torch is loaded.
+This file is imported before torch, so that it can print while torch is loaded.
 """
 
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.files import LineFile
+from mlperf_bert.run.remaining import EVALUATIONS, NEWEST, Remaining, estimate_remaining
 
 LINE_INTERVAL_S = 10.0
 SILENCE_S = 2.0, 15.0  # on a terminal, in a file
@@ -19,10 +22,10 @@ TICK_S = 1.0
 
 
 class ProgressLines:
-    """Progress of some work, in lines on stderr or else on stdout.
+    """Prints lines on the progress of some work, to stderr or stdout.
 
-    A full disk or a closed pipe loses a line and never ends the work. Without `speaks` it prints
-    nothing, as on all ranks but one.
+    If the disk is full or the pipe is closed, a line is lost, but the work continues. If `speaks`
+    is false, it prints nothing. This is so on all ranks except one.
     """
 
     def __init__(self, *, stderr: bool = True, speaks: bool = True) -> None:
@@ -38,10 +41,10 @@ class ProgressLines:
         self._over.set()
 
     def never_silent(self, doing: Callable[[], str]) -> Self:
-        """Until the end of the context, print `doing()` whenever nothing was printed for a while.
+        """Print `doing()` after each longer silence, until the end of the context.
 
-        That is 2 s on a terminal, where a person waits, and 15 s elsewhere. `doing` is called in
-        its own thread.
+        A silence is 2 s long on a terminal, because a person waits there, and 15 s elsewhere.
+        `doing` is called in its own thread.
         """
         if self._speaks:
             threading.Thread(target=self._tick, args=(doing,), name="ticks", daemon=True).start()
@@ -53,7 +56,7 @@ class ProgressLines:
         self._print(text)
 
     def is_due(self) -> bool:
-        """True every 10 s, for work whose every step would be too many lines."""
+        """Return True every 10 s, for work with too many steps to print each."""
         now_s = time.monotonic()
         if not self._speaks or now_s < self._next_s:
             return False
@@ -61,23 +64,23 @@ class ProgressLines:
         return True
 
     def _tick(self, doing: Callable[[], str]) -> None:
-        said_s = 0.0
+        last_tick_s = 0.0
         stream = self._stream
         patience_s = SILENCE_S[stream is None or not stream.isatty()]
         while not self._over.wait(TICK_S):
             now_s, spoke_s = time.monotonic(), self._spoke_s
-            if now_s - max(spoke_s, said_s) >= patience_s:
-                said_s = now_s
+            if now_s - max(spoke_s, last_tick_s) >= patience_s:
+                last_tick_s = now_s
                 self._print(f"... {doing()} ({as_clock(now_s - spoke_s)})")
 
     @property
     def _stream(self) -> TextIO | None:
-        """None if it was closed when the process began."""
+        """The stream to print to; None if it was closed when the process started."""
         return sys.stderr if self._stderr else sys.stdout
 
     def _print(self, text: str) -> None:
         if self._speaks:
-            with suppress(OSError):  # full disk, closed pipe, or a terminal that is gone
+            with suppress(OSError):  # full disk, closed pipe or closed terminal
                 print(f"{text}\n", end="", file=self._stream, flush=True)  # one write
 
 
@@ -88,9 +91,10 @@ def count_bytes(
     words: tuple[str, str] = ("prepared", "texts"),
     stream: TextIO | None = None,
 ) -> Callable[[int], None]:
-    """A function to call with the bytes of each finished file; it prints how much is done.
+    """Return a function that counts finished files and prints the progress.
 
-    Its lines say `words[0] 3 of 7 words[1]`, the rate and the remaining time, on `stream` (default:
+    Call it with the number of bytes of each finished file. Its lines have the form `prepared 3 of 7
+    texts` with these `words`, then the rate and the remaining time. They go to `stream` (default:
     stdout).
     """
     files = num_bytes_done = 0
@@ -114,26 +118,29 @@ def count_bytes(
 
 
 def as_clock(seconds: float) -> str:
-    """Seconds in clock form: `1:02:03` for 3,723 seconds."""
+    """Format seconds like a clock, for example `1:02:03` for 3,723 seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class Reporter:
-    """Prints on rank 0 and keeps a copy in `stdout.log`; silent (no path) on other ranks.
+    """Prints lines on rank 0 and copies them to `stdout.log`.
 
-    A resumed run appends to the copy (`continued`). `shown` has printed the start.
+    On other ranks `log_path` is None, and nothing is printed. A resumed run appends to the copy
+    (`continued`). `shown` is the printer that was used during start-up, if any.
     """
 
     def __init__(
         self,
         log_path: Path | None,
-        max_steps: int,
+        config: RunConfig,
         *,
         continued: bool = False,
         shown: ProgressLines | None = None,
     ) -> None:
-        self._max_steps = max_steps
+        self._config = config
+        self._records = deque[dict[str, Any]](maxlen=NEWEST)
+        self._evaluations = deque[tuple[float, float]](maxlen=EVALUATIONS)
         self._shown = shown or ProgressLines(stderr=False, speaks=log_path is not None)
         warn = self._shown.line
         self._file = LineFile(log_path, warn, continued=continued) if log_path else None
@@ -148,23 +155,29 @@ class Reporter:
             self._file.close()
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line and copy it to the file."""
         self._shown.line(text)
         self._to_file(text)
 
     def progress(self, record: dict[str, Any], accuracy: float | None) -> None:
-        """Print a metrics record as a line."""
-        if self._file:
-            self.line(progress_line(record, accuracy, self._max_steps))
+        """Print a metrics record as a line; `accuracy` is that of the last evaluation."""
+        if not self._file:
+            return
+        self._records.append(record)
+        if record["mlm_accuracy"] is not None:
+            self._evaluations.append((record["samples"], record["mlm_accuracy"]))
+        remaining = estimate_remaining(self._config, [*self._records], [*self._evaluations])
+        self.line(progress_line(record, accuracy, self._config.max_steps, remaining))
 
     def _to_file(self, text: str) -> None:
         if self._file:
             self._file.append(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-def progress_line(record: dict[str, Any], accuracy: float | None, max_steps: int) -> str:
-    """One metrics record in words; its remaining time runs to `max_steps`, an upper bound."""
-    seconds_left = (max_steps - record["step"]) * record["step_ms"] / 1e3
+def progress_line(
+    record: dict[str, Any], accuracy: float | None, max_steps: int, remaining: Remaining | None
+) -> str:
+    """Format one metrics record as a line, with the remaining time if it is known."""
     shown_accuracy = "-" if accuracy is None else f"{accuracy:.4f}"
     parts = (
         f"step {record['step']}/{max_steps}",
@@ -173,6 +186,6 @@ def progress_line(record: dict[str, Any], accuracy: float | None, max_steps: int
         f"loss {record['loss']:.4f}",
         f"lr {record['learning_rate']:.3e}",
         f"accuracy {shown_accuracy}",
-        f"at most {as_clock(seconds_left)} left",
+        remaining.in_words(as_clock) if remaining else "",
     )
-    return "  ".join(parts)
+    return "  ".join(filter(None, parts))

@@ -1,7 +1,7 @@
-"""The files of one run: created once, never overwritten, and continued by a resumed run.
+"""Creates the files of one run. They are never overwritten, and a resumed run continues them.
 
-`<run-dir>/result_<i>.txt` is the MLPerf log; `<run-dir>/run_<i>/` holds everything else. Its
-`environment.json` has versions, machine, ranks and commit, but no secrets and no user paths.
+`<run-dir>/result_<i>.txt` is the MLPerf log, and `<run-dir>/run_<i>/` has all other files. Its
+`environment.json` has versions, machine, ranks and commit, but no secrets and no user's paths.
 """
 
 import importlib.metadata
@@ -10,10 +10,8 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +22,31 @@ from mlperf_bert.config.files import config_to_toml
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
-from mlperf_bert.errors import ConfigError, UserError, typed
+from mlperf_bert.errors import ConfigError, UserError
 from mlperf_bert.files import is_there, names_in, write_file
 from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.run.paths import RunPaths
 
 _ASIDE = "interrupted"
 _OF_AN_ATTEMPT = ("config.toml", "environment.json", "outcome.json")
 
 
-@dataclass(frozen=True, slots=True)
-class RunDirectory:
-    """Paths of run number `index` below `root`."""
+class RunDirectory(RunPaths):
+    """Creates and fills the files of run number `index` below `root`."""
 
-    root: Path
-    index: int
-
-    @property
-    def mlperf_log(self) -> Path:
-        """The MLPerf log."""
-        return self.root / f"result_{self.index}.txt"
-
-    @property
-    def run(self) -> Path:
-        """Folder of this run's own files."""
-        return self.root / f"run_{self.index}"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of this run's checkpoints."""
-        return self.run / "checkpoints"
-
-    @property
-    def outcome(self) -> Path:
-        """The outcome, written when the run ends."""
-        return self.run / "outcome.json"
-
-    @property
-    def exists(self) -> bool:
-        """True if a run of this number was started here. Raises UnreadableError."""
-        return is_there(self.mlperf_log) or is_there(self.run)
+    __slots__ = ()
 
     def refuse_links(self) -> None:
         """Raise ConfigError if a link would send the run's output elsewhere.
 
-        Only names that are neither created anew nor renamed to are checked.
+        Names that the run creates or replaces atomically need no check, because that follows no
+        link.
         """
         grown = (self.run / name for name in ("stdout.log", "metrics.jsonl"))
         folders = (self.run, self.checkpoints, self.run / _ASIDE)
         for path in (self.mlperf_log, *folders, *grown):
             if os.path.islink(path):
-                remedy = "remove it: a run does not write through links"
+                remedy = "remove it, because a run does not write through links"
                 raise ConfigError(str(path), "is a symbolic link", remedy)
 
     @contextmanager
@@ -87,13 +60,14 @@ class RunDirectory:
         vocabulary: Path,
         continues: bool = False,
     ) -> Iterator[None]:
-        """On rank 0 create folders, `config.toml`, `environment.json` and a copy of `vocabulary`.
+        """Create the run's directories and first files on rank 0.
 
-        With that copy, checkpoints can be exported after the directory is moved.
+        These are `config.toml`, `environment.json` and a copy of `vocabulary`, so that checkpoints
+        can be exported after the directory was moved. If this `continues` an existing run, the old
+        files are kept in `interrupted`. The files of a new run are removed again if this or the
+        body raises a UserError.
 
-        If it `continues` an existing run, the old files are kept in `interrupted`. A new run's
-        files are removed again if this or the body raises a UserError. Raises ConfigError or
-        DataError if a new run exists already or the place cannot be written.
+        Raises ConfigError or DataError if a new run already exists or nothing can be written.
         """
         made: list[Path] = []
 
@@ -110,22 +84,22 @@ class RunDirectory:
             raise
 
     def write_outcome(self, info: RankInfo, outcome: RunOutcome) -> None:
-        """On rank 0 write the outcome. Raises DataError on every rank if that fails."""
+        """Write the outcome on rank 0. Raises DataError on every rank if that fails."""
         on_rank_zero(info, lambda: write_file(self.outcome, outcome.to_json()))
 
     @property
     def logs(self) -> list[Path]:
-        """MLPerf logs of this run: the log of its last attempt, then those of interrupted ones."""
+        """The MLPerf logs of this run, first of its last attempt, then of interrupted attempts."""
         folder = self.run / _ASIDE
         aside = [folder / name for name in names_in(folder)]
         of_this_run = [path for path in aside if path.match(f"{self.mlperf_log.stem}_*.txt")]
         return [path for path in (self.mlperf_log, *of_this_run) if is_there(path)]
 
     def _make(self, made: list[Path], continues: bool) -> None:
-        """Create the folders, and note in `made` that the run's folder exists."""
+        """Create the directories, and add the run's directory to `made` once it exists."""
         if self.exists and not continues:
-            remedy = "give a new directory, or go on with it by --resume auto"
-            raise ConfigError("--run-dir", f"{self.root} holds run {self.index} already", remedy)
+            remedy = "use a new directory, or resume the run with --resume auto"
+            raise ConfigError("--run-dir", f"{self.root} already has run {self.index}", remedy)
         try:
             self.run.mkdir(parents=True, exist_ok=continues)
             made.append(self.run)
@@ -149,10 +123,10 @@ class RunDirectory:
 
     def _not_written(self, error: OSError) -> ConfigError:
         problem = f"{self.root}: {error.strerror}"
-        return ConfigError("--run-dir", problem, "give a directory you can write to")
+        return ConfigError("--run-dir", problem, "use a directory that you can write to")
 
     def _put_aside(self) -> None:
-        """Keep the files of an interrupted attempt under the number of the attempt."""
+        """Move the files of an interrupted attempt aside, named by the attempt's number."""
         folder = self.run / _ASIDE
         folder.mkdir(exist_ok=True)
         own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))
@@ -164,59 +138,9 @@ class RunDirectory:
                 each.rename(folder / f"{each.stem}_{number}{each.suffix}")
 
     def _remove(self) -> None:
-        with suppress(OSError):  # a failed removal must not hide the error
+        with suppress(OSError):  # A failed removal must not hide the error.
             shutil.rmtree(self.run)
             self.mlperf_log.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hints:
-    """What may be typed next for a run that `train` was asked for by these options.
-
-    `is_alone` if `train` started the ranks itself; `go_on_by` is the command that continues the
-    run, if a script knows a better one.
-    """
-
-    directory: RunDirectory
-    config: Path
-    data: Path
-    settings: Sequence[str]
-    init_checkpoint: str | None
-    is_alone: bool
-    go_on_by: str | None
-
-    def at_start(self) -> list[str]:
-        """How to watch the run."""
-        return _tool("watch it from another terminal", "watch", self.directory.run)
-
-    def at_end(self, outcome: RunOutcome, *, is_saved: bool) -> list[str]:
-        """What to do with the run: each a purpose and a command that works when typed."""
-        if outcome.stopped_by is not None and is_saved:
-            return [self.to_go_on()]
-        lines = _tool("see it in a browser", "report", "page", self.directory.run)
-        if outcome.status == "success" and is_saved:
-            words = ("--checkpoint", self.directory.checkpoints, "The [MASK] was trained on text.")
-            lines.append(f"to see what it fills in: {typed('fill', *words)}")
-        return lines
-
-    def to_go_on(self) -> str:
-        """The command that continues the run from its last checkpoint."""
-        if self.go_on_by is not None:
-            return f"to go on: {self.go_on_by}"
-        words: list[object] = ["train", "--config", self.config, "--data", self.data]
-        words += [word for each in self.settings for word in ("--set", each)]
-        if self.init_checkpoint:
-            words += ["--init-checkpoint", self.init_checkpoint]
-        words += ["--run-dir", self.directory.root, "--resume", "auto"]
-        if self.directory.index:
-            words += ["--run-index", self.directory.index]
-        how = "" if self.is_alone else ", as its ranks were started before"
-        return f"to go on{how}: {typed(*words)}"
-
-
-def _tool(purpose: str, *words: object) -> list[str]:
-    """A hint that names a command of the tools, if they are installed."""
-    return [f"to {purpose}: {typed(*words)}"] if find_spec("bert_tools") else []
 
 
 def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A lock with one owner for a run's directory; the kernel releases it when the owner ends."""
+"""A lock for a run's directory. The kernel releases it when its owner exits."""
 
 import errno
 import fcntl
@@ -12,21 +12,22 @@ from typing import Self
 from mlperf_bert.errors import ConfigError, say
 from mlperf_bert.files import not_through_a_link
 
-_TRIES = 100  # while other owners end, who remove the file
+_TRIES = 100  # Another owner may remove the file as it exits, so that it must be created again.
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # on this file system
 _MOST_BYTES = 500  # of an owner's description
 
 
 class RunLock:
-    """Prevents a second start of a run in `root`; a context for one rank of it.
+    """A context that prevents a second start of a run in `root`.
 
-    The file `.<name>.lock` in `root` names the owner and is removed with the lock. A killed owner
-    leaves the file, not the lock. It is a POSIX lock, not flock: children do not inherit it, and
-    network file systems support it. A process must not hold a second lock on the same run.
+    The file `.<name>.lock` in `root` names the owner, and is removed with the lock. A killed owner
+    leaves the file but not the lock. The lock is a POSIX lock instead of flock, because children do
+    not inherit it and network file systems support it. A process must not have two locks on the
+    same run.
 
-    `root` is the run directory; it is created, and removed again if it stays empty. On the other
-    ranks it is None, and this does nothing.
+    `root` is the run directory. It is created, and removed again if it stays empty. On the other
+    ranks `root` is None, and this does nothing.
     """
 
     def __init__(self, root: Path | None, name: str) -> None:
@@ -43,7 +44,10 @@ class RunLock:
         except ConfigError as error:
             self._refusal = error
         except OSError as error:
-            problem, remedy = f"{self._root}: {error.strerror}", "give a directory you can write to"
+            problem, remedy = (
+                f"{self._root}: {error.strerror}",
+                "use a directory that you can write to",
+            )
             self._refusal = ConfigError("--run-dir", problem, remedy)
         return self
 
@@ -56,13 +60,13 @@ class RunLock:
                     self._path.unlink()
             os.close(self._file)
         if self._has_made_root:
-            with suppress(OSError):  # the directory holds a run now
+            with suppress(OSError):  # The directory now has a run.
                 self._root.rmdir()
 
     def check(self) -> None:
-        """Raise ConfigError if the run has another owner, or the place cannot be written.
+        """Raise ConfigError if the run has another owner or the directory is not writable.
 
-        The error is kept until this call, so that all ranks can raise it together.
+        The error waits for this call, so that all ranks can raise it together.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -80,37 +84,57 @@ class RunLock:
             if self._file is not None:
                 break
         else:
-            raise ConfigError("--run-dir", f"{self._path} cannot be made", "give another directory")
+            raise ConfigError(
+                "--run-dir", f"{self._path} cannot be created", "use another directory"
+            )
         utc = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         owner = f"process {os.getpid()} on host {platform.node()} since {utc} UTC\n"
         os.truncate(self._file, 0)
         os.pwrite(self._file, owner.encode(), 0)
 
     def _locked(self, root: Path, path: Path) -> int | None:
-        """The locked file; None if its owner has just removed it."""
-        # Only its owner may open it, otherwise readers could lock it.
+        """Open and lock the file; None if its owner has just removed it."""
+        # Only its owner may open it, because otherwise readers could lock it.
         file = not_through_a_link(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _TAKEN:
-                said = os.pread(file, _MOST_BYTES, 0).decode(errors="replace").strip()
+                owner = os.pread(file, _MOST_BYTES, 0).decode(errors="replace").strip()
                 os.close(file)
-                problem = f"{self._name} in {root} is at work: {said or 'another process'} owns it"
-                remedy = "wait for its end, or give another directory"
+                problem = f"{self._name} in {root} is in use by {owner or 'another process'}"
+                remedy = "wait until it exits, or use another directory"
                 raise ConfigError("--run-dir", problem, remedy) from None
             if error.errno not in _NO_LOCKS:
                 os.close(file)
                 raise
-            problem = f"{root} has no locks ({error.strerror})"
-            say(f"warning: {problem}: nothing keeps a second start out of this run")
+            problem = f"{root}: the file system has no locks ({error.strerror})"
+            say(f"warning: {problem}, so do not start the same run twice")
         with suppress(FileNotFoundError):
-            # A file with a second name may be something else; we must not write into it.
+            # A file with a second name may be another file, so nothing may be written to it.
             if _is_at(file, path) and os.fstat(file).st_nlink == 1:
                 return file
         os.close(file)
         return None
 
 
+def is_locked(root: Path, name: str) -> bool:
+    """Return True if another process owns this run in `root`, or if that cannot be determined."""
+    try:
+        file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)  # which releases the lock
+    return False
+
+
 def _is_at(file: int, path: Path) -> bool:
+    """Return True if the open file is the one at `path`."""
     return os.path.samestat(os.fstat(file), os.lstat(path))

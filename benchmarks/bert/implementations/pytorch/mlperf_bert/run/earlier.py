@@ -1,0 +1,89 @@
+"""Looks for a mistyped run directory when `--resume auto` is about to start a new run.
+
+A first start with `--resume auto` and a new directory is normal, because scripts for a job that may
+be requeued always pass it. The start is refused only if a directory next to the new one has almost
+the same name and holds a run that can be resumed.
+"""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.files import is_there, names_in
+from mlperf_bert.run.lock import is_locked
+from mlperf_bert.run.outcome import read_outcome
+from mlperf_bert.run.paths import RunPaths
+
+_RUN = re.compile(r"run_(\d{1,9})")
+
+
+def describe_new_run(root: Path, *, is_requeued: bool) -> str | None:
+    """Return a line that says that a new run starts in `root`; None if `root` has a run.
+
+    A requeued SLURM job repeats a command that was checked before, so it only gets the line.
+    Raises ConfigError if the name seems mistyped: a directory next to `root` has almost the same
+    name and holds an interrupted run.
+    """
+    if any(_RUN.fullmatch(name) for name in names_in(root)):
+        return None
+    similar = _similar_with_run(root)
+    if similar is not None and not is_requeued:
+        remedy = f"did you mean {similar}? To start a new run, use --resume none (RESUME=none for "
+        remedy += "run_and_time.sh)"
+        raise ConfigError(str(root), "has no run to resume", remedy)
+    return f"no earlier run in {root}; starting a new one"
+
+
+def _similar_with_run(root: Path) -> Path | None:
+    """Return a directory next to `root` with almost the same name and an interrupted run."""
+    with suppress(UserError, OSError):  # what cannot be read is no candidate
+        for name in names_in(root.absolute().parent):
+            other = root.parent / name
+            if name != root.name and is_mistyped(root.name, name) and _is_resumable(other):
+                return other
+    return None
+
+
+def is_mistyped(typed: str, existing: str) -> bool:
+    """Return True if `typed` is probably a misspelling of `existing`.
+
+    Names that differ by one missing, extra, wrong or swapped letter count, and so do names that
+    differ in case or separators only. Names that differ in digits or in single letters do not,
+    because `seed_1` and `seed_2`, or `try-a` and `try-b`, are different on purpose.
+    """
+    ours, theirs = (re.sub(r"[\W_]+", "-", name.casefold()) for name in (typed, existing))
+    if ours == theirs:
+        return True
+    words, other_words = (re.findall(r"[^\W\d_]{2,}", name) for name in (ours, theirs))
+    return words != other_words and _is_one_edit(ours, theirs)
+
+
+def _is_one_edit(ours: str, theirs: str) -> bool:
+    """Return True if one insertion, deletion, replacement or swap turns one into the other."""
+    ours, theirs = _without_common_start(ours, theirs)
+    ours, theirs = _without_common_start(ours[::-1], theirs[::-1])
+    is_swap = len(ours) == 2 and ours == theirs[::-1]
+    return is_swap or max(len(ours), len(theirs)) <= 1
+
+
+def _without_common_start(ours: str, theirs: str) -> tuple[str, str]:
+    pairs = zip(ours, theirs, strict=False)
+    start = next(
+        (place for place, (our, their) in enumerate(pairs) if our != their),
+        min(len(ours), len(theirs)),
+    )
+    return ours[start:], theirs[start:]
+
+
+def _is_resumable(root: Path) -> bool:
+    """Return True if `root` has a run with a checkpoint that neither ended nor is running."""
+    for name in names_in(root) if root.is_dir() else ():
+        found = _RUN.fullmatch(name)
+        if found is None:
+            continue
+        paths = RunPaths(root, int(found[1]))
+        has_ended = is_there(paths.outcome) and read_outcome(paths.outcome).stopped_by is None
+        if paths.has_checkpoint and not has_ended and not is_locked(root, name):
+            return True
+    return False

@@ -1,0 +1,68 @@
+"""Hints on what a person can type next for a run. This file is imported before torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from mlperf_bert.errors import UserError, typed
+from mlperf_bert.run.outcome import RunOutcome
+from mlperf_bert.run.paths import RunPaths
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hints:
+    """Builds the hints for a run that was started with these options of `train`.
+
+    `is_alone` is true if `train` started the ranks itself. `script_command` is the command that
+    resumes the run, if a script or another command started `train`.
+    """
+
+    paths: RunPaths
+    config: Path
+    data: Path
+    settings: Sequence[str]
+    init_checkpoint: str | None
+    is_alone: bool
+    script_command: str | None
+
+    def at_start(self) -> list[str]:
+        """Return how to watch the run."""
+        return _tool("watch it from another terminal", "watch", self.paths.run)
+
+    def at_end(self, outcome: RunOutcome, *, is_saved: bool) -> list[str]:
+        """Return what to do with the run: each line has a purpose and a command to type."""
+        if outcome.stopped_by is not None and is_saved:
+            return [self.to_resume()]
+        lines = _tool("see it in a browser", "report", "page", self.paths.run)
+        if outcome.status == "success" and is_saved:
+            words = ("--checkpoint", self.paths.checkpoints, "The [MASK] was trained on text.")
+            lines.append(f"to see what it fills in: {typed('fill', *words)}")
+        return lines
+
+    def to_resume(self, purpose: str = "resume") -> str:
+        """Return the command that resumes the run from its last checkpoint."""
+        if self.script_command is not None:
+            return f"to {purpose}: {self.script_command}"
+        words: list[object] = ["train", "--config", self.config, "--data", self.data]
+        words += [word for each in self.settings for word in ("--set", each)]
+        if self.init_checkpoint:
+            words += ["--init-checkpoint", self.init_checkpoint]
+        words += ["--run-dir", self.paths.root, "--resume", "auto"]
+        if self.paths.index:
+            words += ["--run-index", self.paths.index]
+        how = "" if self.is_alone else " with the same launcher"
+        return f"to {purpose}{how}: {typed(*words)}"
+
+    def before_first_step(self) -> str:
+        """Return how to continue after a stop before the first step."""
+        try:
+            has_checkpoint = self.paths.has_checkpoint
+        except UserError:
+            has_checkpoint = False
+        return self.to_resume("resume" if has_checkpoint else "start again")
+
+
+def _tool(purpose: str, *words: object) -> list[str]:
+    """Return a hint that names a command of the tools, if they are installed."""
+    return [f"to {purpose}: {typed(*words)}"] if find_spec("bert_tools") else []
