@@ -1,1 +1,1 @@
-"""Outputs of a run: its directory, metrics, MLPerf log and progress."""
+"""Writes the outputs of a run: its directory, metrics, MLPerf log and progress."""

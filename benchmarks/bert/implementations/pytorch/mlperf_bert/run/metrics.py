@@ -1,7 +1,8 @@
-"""Counters of the training loop, one record per interval, and the file of the records.
+"""Counts what the training loop does, and writes one record per interval to `metrics.jsonl`.
 
-Counters stay on the device; each interval does one small all-reduce and one host read.
-`metrics.jsonl` has one JSON object per interval; a resumed run cuts and continues it.
+Counters stay on the device. At the end of each interval there is one small all-reduce and one read
+on the host. The file has one JSON object per line. A resumed run removes the records after its
+checkpoint and continues the file.
 """
 
 import json
@@ -32,21 +33,21 @@ from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.files import LineFile, open_regular_file, reading_error, replaced_file
 
 _STATUS = Path("/proc/self/status")
-MOST_STEPS = 64  # the newest ones of an interval
+MOST_STEPS = 64  # Only the newest steps of an interval are compared.
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Results of a step as 0-d tensors on the device."""
 
-    loss: Tensor  # this rank's share; the mean over ranks is the loss of the update
+    loss: Tensor  # of this rank; the mean over ranks is the loss of the update
     clip: ClipOutcome
     learning_rate: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The slowest rank, and its own time of a step over that of the median rank."""
+    """The slowest rank, and the ratio of its step time to that of the median rank."""
 
     rank: int | None = None
     over_median: float | None = None
@@ -55,9 +56,9 @@ class Slowest:
 class Metrics:
     """Collects steps, and builds a record for `metrics.jsonl` at the end of an interval.
 
-    Rates and `step_ms` leave evaluation out. `loss` is the mean over the interval's steps without
-    the skipped ones, or over all if all were skipped. `clipped_fraction` is the mean over steps and
-    ranks (`ClipOutcome`).
+    Rates and `step_ms` exclude evaluations. `loss` is the mean over the interval's steps without
+    the skipped ones, or over all steps if all were skipped. `clipped_fraction` is the mean over
+    steps and ranks (see `ClipOutcome`).
     """
 
     def __init__(self, config: RunConfig, world_size: int, device: torch.device) -> None:
@@ -67,9 +68,9 @@ class Metrics:
         self.start()
 
     def start(self, skipped_in_a_row: int = 0) -> None:
-        """Drop all counts and start counting now.
+        """Reset all counts and start counting now.
 
-        A resumed run passes its number of skipped steps in a row.
+        A resumed run passes the number of steps that its checkpoint had just skipped in a row.
         """
         self._last_step = 0
         self._samples_since_evaluation = 0
@@ -84,40 +85,40 @@ class Metrics:
         self._plans: list[StepPlan] = []
         self._data_wait_ms = self._planning_ms = 0.0
         self._received_bytes = self._eager_steps = 0
-        self._room = np.zeros(2, np.int64)  # tokens, masked positions: real ones and padding
+        self._capacity = np.zeros(2, np.int64)  # tokens and masked positions, including padding
         # Loss of all steps, loss of unskipped steps, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
 
     def exclude(self, seconds: float) -> None:
-        """Exclude time spent elsewhere (an evaluation) from all rates."""
+        """Exclude time that was spent on something else, such as an evaluation, from all rates."""
         self._started += seconds
         self._evaluated += seconds
 
     def throughput_since_evaluation(self) -> float:
-        """Samples per second of training since the last call."""
+        """Return the training samples per second since the last call."""
         now = time.perf_counter()
         throughput = self._samples_since_evaluation / (now - self._evaluated)
         self._samples_since_evaluation, self._evaluated = 0, now
         return throughput
 
     def add(self, batch: StepBatch, result: StepResult) -> None:
-        """Count a finished step; nothing is read back from the device."""
+        """Count a finished step. Nothing is read from the device."""
         self._plans.append(batch.plan)
         self._last_step = batch.plan.step
         self._data_wait_ms += batch.data_wait_ms
         self._planning_ms += batch.planning_ms
         self._received_bytes += batch.received_bytes
         is_captured = self._config.run.step_mode == "captured"
-        shape = batch.micro_batches[0].shape  # sums over the step's micro-batches, on all ranks
+        shape = batch.micro_batches[0].shape  # the same for all micro-batches of the step
         self._eager_steps += is_captured and shape is None
         tokens, masked = batch.plan.num_tokens, batch.plan.num_masked
         if shape is None:
-            self._room += tokens.sum(), masked.sum()
+            self._capacity += tokens.sum(), masked.sum()
         else:
-            self._room += tokens.size * shape.tokens, tokens.size * shape.masked
+            self._capacity += tokens.size * shape.tokens, tokens.size * shape.masked
         self._samples_since_evaluation += batch.plan.sample_ids.size
         loss, skip = result.loss.double(), result.clip.skip.double()
-        loss_of_updates = torch.where(skip > 0, 0.0, loss)  # not times zero: it may be NaN
+        loss_of_updates = torch.where(skip > 0, 0.0, loss)  # The loss may be NaN.
         clipped = result.clip.clipped_fraction.double()
         self._sums += torch.stack([loss, loss_of_updates, clipped, skip])
         self._skipped_until_now = (self._skipped_until_now + skip) * skip
@@ -129,20 +130,21 @@ class Metrics:
         return self._last_step % self._config.run.log_interval_steps == 0
 
     def skipped_in_a_row(self) -> int:
-        """Number of the latest steps that were skipped in a row; the host waits for it.
+        """Return how many of the latest steps in a row were skipped; the host waits for it.
 
-        It is 0 after a step that updated, and the same on every rank.
+        It is 0 after a step that updated the weights. It is the same on every rank.
         """
-        return int(self._skipped_until_now.item())  # host sync, once an interval or checkpoint
+        return int(self._skipped_until_now.item())  # host sync, once per interval or checkpoint
 
     def record(
         self, samples: int, mlm_accuracy: float | None, slowest: Slowest | None = None
     ) -> dict[str, Any]:
-        """Close an interval of at least one step; its record (keys: docs/reference/glossary.md).
+        """End an interval of at least one step and return its record.
 
-        Called by every rank at the same step, because the loss is averaged over ranks.
+        The keys are explained in docs/reference/glossary.md. Every rank must call it at the same
+        step, because the loss is averaged over ranks.
         """
-        means = self._mean_over_ranks().tolist()  # host sync, once an interval
+        means = self._mean_over_ranks().tolist()  # host sync, once per interval
         loss, loss_of_updates, clipped, skipped = means
         plans, count = self._plans, len(self._plans)
         updates = count - int(skipped)
@@ -152,7 +154,7 @@ class Metrics:
             "samples": samples,
             "loss": loss_of_updates / updates if updates else loss / count,
             "mlm_accuracy": mlm_accuracy,
-            "learning_rate": self._last.learning_rate.item(),  # host sync, as those below
+            "learning_rate": self._last.learning_rate.item(),  # host sync, once per interval
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
             "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
             **_balance(plans),
@@ -162,7 +164,7 @@ class Metrics:
             "skipped_steps": int(skipped),
             "eager_steps": self._eager_steps,
             "clipped_fraction": clipped / count,
-            "grad_norm": self._last.clip.grad_norm.item(),  # host sync, once an interval
+            "grad_norm": self._last.clip.grad_norm.item(),  # host sync, once per interval
             "memory_bytes": memory_bytes(self._device),
             "step_ms": 1e3 * seconds / count,
             "data_wait_ms": self._data_wait_ms / count,
@@ -176,8 +178,8 @@ class Metrics:
         tokens = sum(int(plan.num_tokens.sum()) for plan in self._plans)
         masked = sum(int(plan.num_masked.sum()) for plan in self._plans)
         return {
-            "capacity_waste": float(self._room[0] / tokens - 1),
-            "capacity_waste_masked": float(self._room[1] / masked - 1),
+            "capacity_waste": float(self._capacity[0] / tokens - 1),
+            "capacity_waste_masked": float(self._capacity[1] / masked - 1),
         }
 
     def _mean_over_ranks(self) -> Tensor:
@@ -189,7 +191,7 @@ class Metrics:
 
 
 def _balance(plans: list[StepPlan]) -> dict[str, float]:
-    """The balance of an interval's steps over the ranks: the measures of `plan balance`."""
+    """Return how evenly an interval's steps load the ranks, as `plan balance` measures it."""
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
     return {
         "imbalance_tokens": float(imbalance.mean()),
@@ -198,10 +200,10 @@ def _balance(plans: list[StepPlan]) -> dict[str, float]:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Peak memory so far: allocated on the GPU, or resident for a CPU process."""
+    """Return the peak memory so far in bytes: allocated on the GPU, or resident on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Linux's ru_maxrss starts at the memory of the parent process.
+    # On Linux, ru_maxrss starts at the memory of the parent process, so it is only the fallback.
     with suppress(OSError):
         peak = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         if peak:
@@ -211,18 +213,22 @@ def memory_bytes(device: torch.device) -> int:
 
 
 class SlowestRank:
-    """Measures this rank's steps without waiting for the device, to find the slowest rank.
+    """Finds the slowest rank from each rank's own time of a step.
 
-    All ranks of data-parallel training have the same step time, because the fast ones wait for the
-    slow ones. Each rank therefore measures what it does before it waits: the wait for its own data,
-    and the time from the start of a step to its last gradient. With one rank, or if a graph replays
-    the steps so that no hook runs, nothing is measured.
+    In data-parallel training all ranks have the same step time, because the fast ones wait for the
+    slow ones. Each rank therefore measures what it does before it waits for other ranks: the wait
+    for its own data, and the time from the start of a step to its last gradient. It does not wait
+    for the device. Nothing is measured with one rank, or if a graph replays the steps, because then
+    no hook runs.
     """
 
     def __init__(
         self, info: RankInfo, embeddings: nn.Module, device: torch.device, *, replays: bool
     ) -> None:
-        """`embeddings` have the last gradient of a backward. Called before any step."""
+        """Register hooks on `embeddings`, which get the last gradient of a backward pass.
+
+        Create it before the first step.
+        """
         self._info, self._device = info, device
         self._is_on = info.world_size > 1 and not replays
         self._steps: deque[list[float | torch.cuda.Event]] = deque(maxlen=MOST_STEPS)
@@ -234,20 +240,20 @@ class SlowestRank:
                 )
 
     def step_begins(self, batch: StepBatch) -> None:
-        """Called right before the step that computes `batch`."""
+        """Mark the start of a step. Call it right before the step that computes `batch`."""
         if self._is_on:
             self._waits_s.append(batch.data_wait_ms / 1e3)
             self._steps.append([_mark(self._device)] * 2)
 
     def compare(self) -> Slowest:
-        """Compare the ranks by one small all-reduce, and begin a new interval.
+        """Compare the ranks with one small all-reduce, and start a new interval.
 
-        Every rank calls it at the same step, where its host waits for the device anyway.
+        Every rank must call it at the same step, when its host waits for the device anyway.
         """
         if not self._is_on:
             return Slowest()
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # host sync, once an interval
+            torch.cuda.current_stream(self._device).synchronize()  # host sync, once per interval
         own = [
             wait + _seconds(*step) for wait, step in zip(self._waits_s, self._steps, strict=True)
         ]
@@ -258,17 +264,17 @@ class SlowestRank:
         row = row.to(self._device)
         dist.all_reduce(row)
         seconds = row.tolist()
-        usual = median_low(seconds)  # of two ranks the fast one
+        usual = median_low(seconds)  # With two ranks, this is the faster one.
         rank = max(range(len(seconds)), key=seconds.__getitem__)
         return Slowest(rank, seconds[rank] / usual) if usual > 0 else Slowest()
 
     def _on_gradient(self, parameter: Tensor) -> None:
-        if self._steps:  # none before the first step: warm-up
+        if self._steps:  # There is none during the warm-up.
             self._steps[-1][1] = _mark(self._device)
 
 
 def _mark(device: torch.device) -> float | torch.cuda.Event:
-    """This moment: the host's clock in seconds, or an event on the current stream."""
+    """Return the current time: the host's clock in seconds, or an event on the current stream."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -277,26 +283,26 @@ def _mark(device: torch.device) -> float | torch.cuda.Event:
 
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    """Seconds between two marks that the device has reached."""
+    """Return the seconds between two marks that the device has reached."""
     if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return float(begin.elapsed_time(end)) / 1e3
-    assert isinstance(begin, float) and isinstance(end, float)  # both are of one device
+    assert isinstance(begin, float) and isinstance(end, float)  # Both marks are of one device.
     return end - begin
 
 
 class MetricsFile:
-    """Appends records to the file; without a path, on ranks other than 0, it writes nothing.
+    """Appends records to the file. On ranks other than 0 there is no path, and nothing is written.
 
-    `after_step` is the step after which a resumed run continues: later records are removed, because
-    the run writes them again, and lines without a step too. None starts a new file. Raises
-    ConfigError or DataError if the file cannot be read or written.
+    `after_step` is the step after which a resumed run continues, or None to start a new file. Later
+    records are removed, because the run writes them again. Lines without a step are removed too.
+    Raises ConfigError or DataError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:
         self._file: LineFile | None = None
         if path is not None:
             if after_step is not None:
-                # Line by line: the process would keep the memory of a whole file.
+                # It copies line by line, because the process would keep the memory of a whole file.
                 with replaced_file(path) as temporary, temporary.open("xb") as kept:
                     kept.writelines(_until(path, after_step))
             self._file = LineFile(path, _warn, continued=after_step is not None)
@@ -304,7 +310,7 @@ class MetricsFile:
     def write(self, record: dict[str, Any]) -> None:
         """Append one record."""
         if self._file:
-            # JSON has no NaN: a loss that is not finite becomes null.
+            # JSON has no NaN, so a loss that is not finite becomes null.
             finite = {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in record.items()
@@ -318,9 +324,9 @@ class MetricsFile:
 
 
 def _until(path: Path, last_step: int) -> Iterator[bytes]:
-    """Yield the records up to a step; say which other lines are dropped.
+    """Yield the records up to a step, and warn about other lines that are dropped.
 
-    An incomplete last line is that of a killed run, and not said.
+    An incomplete last line causes no warning, because a killed run leaves one.
     """
     dropped, later = list[int](), list[int]()
     for number, line in enumerate(_lines(path), 1):
@@ -332,16 +338,16 @@ def _until(path: Path, last_step: int) -> Iterator[bytes]:
         elif step > last_step:
             later.append(number)
         else:
-            dropped += later  # before an earlier step: not later, but damaged
+            dropped += later  # They come before an earlier step, so their numbers are damaged.
             later = []
             yield line
     if dropped:
         more = f" (and {len(dropped) - 1} more)" if len(dropped) > 1 else ""
-        _warn(f"{path}, line {min(dropped)}: was no record of the run, and is dropped{more}")
+        _warn(f"{path}, line {min(dropped)}: not a record of the run, so it was dropped{more}")
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step of a record; None for any other line."""
+    """Return the step of a record; None for any other line."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -350,7 +356,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of the file; none if there is no file."""
+    """Yield the lines of the file, or none if the file does not exist."""
     try:
         with BufferedReader(open_regular_file(path)) as file:
             yield from file

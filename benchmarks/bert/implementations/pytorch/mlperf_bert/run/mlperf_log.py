@@ -1,9 +1,8 @@
-"""Writer of a run's MLPerf log, and the only emitter of MLPerf records.
+"""Writes a run's MLPerf log. No other file writes MLPerf records.
 
-The records and their order are a superset that MLCommons' checkers accept under rulesets 2.0.0 to
-5.0.0 in both divisions (2.0.0 and 2.1.0 closed: only for BERT-large's 24 layers). `samples` is
-always the number of sequences trained so far, which MLPerf's BERT rules put into the field
-`epoch_num`.
+MLCommons' checkers accept these records under rulesets 2.0.0 to 5.0.0 in both divisions. In the
+closed division of 2.0.0 and 2.1.0, they do so only for the 24 layers of BERT-large. `samples` is
+always the number of sequences trained so far, which MLPerf's BERT rules call `epoch_num`.
 """
 
 import logging
@@ -20,8 +19,8 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError, say
 from mlperf_bert.files import whole_or_nothing
 
-# The checkers search whole lines for these words, so only records of these names may hold them
-# (mlperf_logging.rcp_checker); a metric called "train_samples_per_s" would be read as a count.
+# The checkers search whole lines for these words, so no other record may have them
+# (mlperf_logging.rcp_checker). A metric called "train_samples_per_s" would be read as a count.
 RESERVED_WORDS = (
     "global_batch_size",
     "submission_benchmark",
@@ -31,7 +30,7 @@ RESERVED_WORDS = (
     "run_stop",
 )
 
-# A clock that is kept in step over the network drifts by less.
+# A clock that is synchronized over the network drifts by less.
 LEAST_JUMP_S, LEAST_JUMP_SHARE = 1.0, 1e-3
 
 # Frames from mllog to the caller of a public method: `_record`, the method, its caller.
@@ -39,14 +38,14 @@ _CALLER_DEPTH = 3
 
 
 class MlperfLog:
-    """One MLPerf log file, written by rank 0; every method does nothing elsewhere.
+    """One MLPerf log file, which rank 0 writes.
 
-    Call the methods in the order of their definition, `eval_*` and `tracked_stats` repeatedly. Each
-    record is on disk when its method returns, and names the calling line.
+    Call the methods in the order of their definition, and `eval_*` and `tracked_stats` as often as
+    needed. Each record is written to the file when its method returns, and names the calling line.
 
-    `path` is created in an existing directory. All ranks but one pass None and write nothing, since
-    the seed of a run may be logged only once. Raises ConfigError if the file exists, cannot be
-    created or written, or mlperf_logging is not installed.
+    `path` is a new file in an existing directory. On the other ranks it is None, and all methods do
+    nothing, because the seed of a run may be logged only once. Raises ConfigError if the file
+    exists or cannot be written, or if mlperf_logging is not installed.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -55,29 +54,27 @@ class MlperfLog:
         self._logger: Any = None
         self._begun = time.time(), time.monotonic()
         if path is not None:
-            try:  # first, so that a failure leaves no empty file
+            try:  # The import comes first, so that a failure leaves no empty file.
                 from mlperf_logging.mllog.mllog import MLLogger
             except ImportError:
-                remedy = "run in the checkout: tools/venv.sh"
+                remedy = "run tools/venv.sh in the repository"
                 raise ConfigError("mlperf_logging", "is not installed", remedy) from None
             self._handler = _open_new(path)
-            # Created directly, not by logging.getLogger: private, and without a parent to
-            # pass records to. So mllog does not print to stdout, its default, and logs do not
-            # mix.
+            # The logger is not from logging.getLogger, so that it is private and has no parent.
+            # Otherwise mllog would print to stdout, its default, and logs could mix.
             logger = logging.Logger("mlperf_log", logging.INFO)
             logger.addHandler(self._handler)
-            # Paths inside the package are logged relative to it, so that its place stays
-            # private.
+            # Paths in the package are logged relative to it, so that its location stays private.
             root = re.escape(str(Path(mlperf_bert.__file__).resolve().parent.parent))
             self._logger = MLLogger(logger, root_dir=root)
 
     def init_start(self, *, cache_cleared: bool) -> None:
-        """Untimed initialisation begins; `cache_cleared` if the page cache was dropped before."""
+        """Record the start of the untimed initialization, and if the page cache was dropped."""
         self._record("event", "cache_clear", cache_cleared)
         self._record("start", "init_start")
 
     def submission(self, config: RunConfig) -> None:
-        """Submitter, system, division; before `init_stop`, whose time limit the division sets."""
+        """Record submitter, system and division. The division limits the time to `init_stop`."""
         self._record("event", "submission_benchmark", "bert")
         self._record("event", "submission_division", config.mlperf.division)
         self._record("event", "submission_org", _free_text("submission_org", config))
@@ -85,7 +82,7 @@ class MlperfLog:
         self._record("event", "submission_status", config.mlperf.submission_status)
 
     def hyperparameters(self, config: RunConfig, seed: int) -> None:
-        """Seed, batch size and all hyper-parameters of the rules."""
+        """Record the seed, the batch size and all hyper-parameters that the rules name."""
         self._record("event", "seed", seed)
         for key, value in hyperparameters(config).items():
             self._record("event", key, value)
@@ -99,10 +96,10 @@ class MlperfLog:
         resumed_from: Mapping[str, int] | None,
         initial_weights: Literal["checkpoint", "random"],
     ) -> None:
-        """Records that only `mlperf_bert package` reads; other checkers ignore unknown keys.
+        """Record what only `mlperf_bert package` reads. Other checkers ignore unknown keys.
 
-        `resumed_from` has step and samples of the checkpoint that the run continues, if any;
-        `initial_weights` says if they were loaded from a given checkpoint or drawn at random.
+        `resumed_from` has step and samples of the checkpoint from which the run resumes, if any.
+        `initial_weights` says if the first weights came from a checkpoint or were random.
         """
         self._record("event", "quality_target", config.eval.target_accuracy)
         self._record("event", "rules_enforced", config.mlperf.enforce_rules)
@@ -112,46 +109,47 @@ class MlperfLog:
         self._record("event", "number_of_ranks", number_of_ranks)
 
     def weights_initialization(self, tensor_names: Iterable[str]) -> None:
-        """One record for each initialised tensor, by its name in the reference model.
+        """Record the name of each initialized tensor in the reference model.
 
-        Closed rulesets 1.1.0 to 2.1.0 require BERT-large's 398, each once.
+        In the closed division, rulesets 1.1.0 to 2.1.0 require the 398 tensors of BERT-large.
         """
         for name in tensor_names:
             self._record("event", "weights_initialization", tensor=name)
 
     def init_stop(self) -> None:
-        """Initialisation ends, before any training or evaluation sample is read."""
+        """Record the end of initialization, before any training or evaluation sample is read."""
         self._record("end", "init_stop")
 
     def run_start(self) -> None:
-        """The clock starts, with the only epoch and the only block of the run."""
+        """Record the start of the clock, and of the only epoch and the only block of the run."""
         self._record("start", "run_start")
         self._record("start", "epoch_start", epoch_num=1)
         self._record("start", "block_start", first_epoch_num=1, epoch_count=1)
 
     def eval_start(self, samples: int) -> None:
-        """An evaluation after `samples` trained sequences begins."""
+        """Record the start of an evaluation after `samples` trained sequences."""
         self._record("start", "eval_start", epoch_num=samples, samples_count=samples)
 
     def eval_accuracy(self, samples: int, value: float) -> None:
-        """The masked-LM accuracy (0 .. 1) after `samples` trained sequences."""
+        """Record the masked-LM accuracy (0 .. 1) after `samples` trained sequences."""
         self._record("event", "eval_accuracy", value, epoch_num=samples, samples_count=samples)
 
     def eval_stop(self, samples: int) -> None:
-        """The evaluation after `samples` trained sequences is over."""
+        """Record the end of the evaluation after `samples` trained sequences."""
         self._record("end", "eval_stop", epoch_num=samples, samples_count=samples)
 
     def tracked_stats(self, samples: int, throughput: float) -> None:
-        """`throughput` in trained sequences per second since the last such record."""
+        """Record the throughput in sequences per second since the last such record."""
         stats = {"throughput": throughput}
         self._record("event", "tracked_stats", stats, epoch_num=samples, samples_count=samples)
 
     def run_stop(
         self, samples: int, eval_samples: int, status: Literal["success", "aborted"]
     ) -> None:
-        """The clock stops: the target was reached (`success`) or not, or there is none (`aborted`).
+        """Record the end of the clock.
 
-        `samples` were trained in the whole run, `eval_samples` are in the evaluation set.
+        `status` is `success` if the target was reached, otherwise `aborted`. `samples` counts the
+        sequences trained in the whole run, and `eval_samples` those of the evaluation set.
         """
         self._record("end", "block_stop", first_epoch_num=1, epoch_count=1)
         self._record("end", "epoch_stop", epoch_num=1)
@@ -162,9 +160,9 @@ class MlperfLog:
             _say_if_set(*self._begun)
 
     def close(self) -> None:
-        """Close the file; no record may follow."""
+        """Close the file. No record may follow."""
         if self._handler is not None:
-            with suppress(OSError):  # a full disk, which a record has reported already
+            with suppress(OSError):  # The disk is full, which a record already reported.
                 self._handler.close()
             self._logger = None
 
@@ -176,29 +174,29 @@ class MlperfLog:
         try:
             getattr(self._logger, kind)(key, value, metadata, stack_offset=_CALLER_DEPTH)
         except OSError as error:
-            problem = f"cannot be written ({error.strerror}), and a log with a gap proves nothing"
-            remedy = "free space on that disk, then go on with --resume auto"
+            problem = f"cannot be written ({error.strerror}), and a log with a gap is not valid"
+            remedy = "free space on that disk, then resume with --resume auto"
             raise ConfigError(str(self._path), problem, remedy) from None
 
 
 def _say_if_set(wall_s: float, monotonic_s: float) -> None:
-    """Say if the clock was set since it showed `wall_s`: the log's times then mean nothing."""
+    """Warn if the clock was set since it showed `wall_s`, which makes the log's times wrong."""
     passed = time.monotonic() - monotonic_s
     jump = time.time() - wall_s - passed
     if abs(jump) > max(LEAST_JUMP_S, LEAST_JUMP_SHARE * passed):
         way = "back" if jump < 0 else "ahead"
         say(
-            f"warning: the clock of this machine jumped {way} by {abs(jump):,.0f} s during the run "
-            "(it was set, or the machine slept), so the times in the log are wrong; do not submit "
-            "this run"
+            f"warning: the clock of this machine jumped {way} by {abs(jump):,.0f} s during the "
+            "run, because it was set or the machine was suspended; the times in the log are "
+            "wrong, so do not submit this run"
         )
 
 
 def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
-    """MLPerf key -> value, as named by the rules for BERT.
+    """Return the hyper-parameters by their MLPerf keys in the rules for BERT.
 
-    The keys say "lamb" for every optimizer, because the BERT rules have no others; `opt_name` names
-    the optimizer. Rulesets use different names for epsilon.
+    The keys say "lamb" for every optimizer, because the BERT rules have no others, but `opt_name`
+    names the actual one. Epsilon has two keys, because rulesets name it differently.
     """
     optim, schedule = config.optim, config.schedule
     return {
@@ -223,13 +221,13 @@ def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
 
 
 class _NewFileHandler(logging.FileHandler):
-    """Appends lines to a file that it created; raises errors that logging would only print."""
+    """Appends lines to a file that it created, and raises errors that logging would only print."""
 
     _error: OSError | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a whole line or nothing, and nothing after a failed line. Raises OSError."""
-        if self._error is not None:  # mllog catches the first error and logs that
+        if self._error is not None:  # mllog catches the first error and tries to log it.
             raise self._error
         assert self.stream is not None
         file = self.stream.fileno()
@@ -238,22 +236,22 @@ class _NewFileHandler(logging.FileHandler):
                 super().emit(record)
         except OSError as error:
             self._error = error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), file)  # drops the pending rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file)  # drops the rest of the line
             raise
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        raise  # logging calls this inside its `except`
+        raise  # logging calls this in its `except`.
 
 
 def _open_new(path: Path) -> logging.FileHandler:
     try:
         return _NewFileHandler(path, mode="x", encoding="ascii")
     except FileExistsError:
-        remedy = "a log is never overwritten: choose another run directory"
-        raise ConfigError(str(path), "exists", remedy) from None
+        remedy = "use another run directory, because a log is never overwritten"
+        raise ConfigError(str(path), "already exists", remedy) from None
     except OSError as error:
         problem = f"cannot be created ({error.strerror})"
-        raise ConfigError(str(path), problem, "choose a directory you can write to") from None
+        raise ConfigError(str(path), problem, "use a directory that you can write to") from None
 
 
 def _free_text(field: Literal["submission_org", "submission_platform"], config: RunConfig) -> str:
@@ -261,6 +259,7 @@ def _free_text(field: Literal["submission_org", "submission_platform"], config: 
     reserved = [word for word in RESERVED_WORDS if word in text]
     if reserved or not text:
         problem = f"is {text!r}"
-        remedy = "give a name that is not empty and holds no word of the MLPerf log format"
+        remedy = "set it to a name that is not empty and has no reserved word of MLPerf logs "
+        remedy += f"({', '.join(RESERVED_WORDS)})"
         raise ConfigError(f"mlperf.{field}", problem, remedy)
     return text

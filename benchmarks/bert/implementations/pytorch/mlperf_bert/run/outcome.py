@@ -1,4 +1,4 @@
-"""The file `run_<i>/outcome.json`: the outcome of a run that ended in order."""
+"""Reads and writes `run_<i>/outcome.json`, the outcome of a run that was not killed."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,18 +7,19 @@ from typing import Literal, get_args
 from mlperf_bert.files import check_version, in_brief, parse, read_json, reading, write_json
 
 OUTCOME_SCHEMA_VERSION = 1
-REMEDY = "delete it, and --resume auto makes it again, or goes on from the last checkpoint"
+REMEDY = "delete it and use --resume auto, which writes it again or resumes from a checkpoint"
 
 Status = Literal["success", "aborted"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOutcome:
-    """The outcome of a run: `success` at its target or, without a target, after its last step.
+    """The outcome of a run.
 
-    `steps` and `samples` count the whole run, `seconds` its training time over all attempts;
-    `mlm_accuracy`, 0 .. 1, is from the last evaluation, if any; `stopped_by` is the signal that
-    ended a run before its target.
+    Its status is `success` if the run reached its target or, without a target, its last step.
+    `steps` and `samples` count the whole run, and `seconds` is its training time over all attempts.
+    `mlm_accuracy`, 0 .. 1, is from the last evaluation, if any. `stopped_by` is the signal that
+    ended the run early, if any.
     """
 
     status: Status
@@ -29,7 +30,10 @@ class RunOutcome:
     stopped_by: str | None
 
     def in_words(self, target: float | None, context_free: float | None) -> str:
-        """The outcome in one line; `context_free` is the accuracy of the context-free baseline."""
+        """Describe the outcome in one line.
+
+        `context_free` is the accuracy of the context-free baseline.
+        """
         reached = self.mlm_accuracy
         how_far = f"{self.samples:,} samples, {self.steps:,} steps"
         seconds = f"{self.seconds:.1f} s of training"
@@ -42,16 +46,16 @@ class RunOutcome:
             return f"{self.steps:,} steps, {self.samples:,} samples, {seconds}{known}"
         if self.status == "success":
             return f"target reached after {how_far}, {seconds}"
-        more = "; with a higher run.max_steps and schedule.decay_steps a run trains longer"
+        more = "; to train longer, raise run.max_steps and schedule.decay_steps"
         return f"target NOT reached after {how_far}, {seconds}{known} of {target:g}{more}"
 
     def to_json(self) -> bytes:
-        """The file's contents."""
+        """Return the file's contents."""
         return write_json({"schema_version": OUTCOME_SCHEMA_VERSION, **asdict(self)})
 
 
 def read_outcome(path: Path) -> RunOutcome:
-    """Parse an outcome. Raises DataError if it is missing, damaged or of another version."""
+    """Read an outcome. Raises DataError if it is missing, damaged or of another version."""
     values = read_json(path, missing="is missing", remedy=REMEDY)
     with reading(path, REMEDY):
         check_version(values, OUTCOME_SCHEMA_VERSION, key="schema_version")
