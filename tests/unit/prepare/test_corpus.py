@@ -65,7 +65,7 @@ def test_a_second_call_reads_two_indexes(embedded, tmp_path):
     for index in tmp_path.glob("*/index/*.u*"):
         index.unlink()
     assert not prepare_embedded(tmp_path, 2048, SETTINGS)
-    with pytest.raises(DataError, match="max_seq_length = 64, now it is 128"):
+    with pytest.raises(DataError, match="max_seq_length = 64, but now it is 128"):
         prepare_embedded(embedded, 2048, replace(SETTINGS, max_seq_length=128))
 
 
@@ -114,5 +114,5 @@ def test_prose_is_kept_and_code_dropped():
 
 def test_a_python_without_sources_is_a_clear_error(tmp_path):
     (tmp_path / "broken.py").write_text('"""Never closed.')
-    with pytest.raises(DataError, match="has documentation for 0 documents"):
+    with pytest.raises(DataError, match="has only 0 of 500 documents"):
         collect_documents(tmp_path)

@@ -92,7 +92,7 @@ def test_the_same_examples_twice_are_found_in_any_form(foreign, tmp_path):
     [
         ({"max_seq_length": 63}, "more tokens than --max-seq-length"),
         ({"max_predictions": 9}, "more masked positions than --max-predictions"),
-        ({"vocab": Path("tokenizer.json")}, r"--vocab.*give the vocab\.txt"),
+        ({"vocab": Path("tokenizer.json")}, r"--vocab.*name the vocab\.txt"),
     ],
 )
 def test_limits_and_vocabularies_that_do_not_fit(foreign, tmp_path, changes, problem):
@@ -141,24 +141,24 @@ def ragged(rows):
     [
         ("input_ids", put((3, 1), 480), r"row 3: has input_ids outside the vocabulary"),
         ("masked_lm_positions", put((5, 0), 64), r"row 5: has masked_lm_positions outside"),
-        ("input_mask", put(..., 0), r"row 0: has something else than zeros where"),
+        ("input_mask", put(..., 0), r"row 0: has values other than zeros where"),
         ("segment_ids", put((4, 0), 1), r"row 4: has segment_ids that are not zeros"),
-        ("next_sentence_labels", put(..., 2), r"row 0: has a next_sentence_labels other"),
-        ("input_ids", put((6, 0), 7), r"does not begin with \[CLS\]: sample 6"),
-        ("masked_lm_positions", put(..., 0), "row 0: has something else than zeros after"),
+        ("next_sentence_labels", put(..., 2), r"row 0: has next_sentence_labels other"),
+        ("input_ids", put((6, 0), 7), r"does not start with \[CLS\]: sample 6"),
+        ("masked_lm_positions", put(..., 0), "row 0: has values other than zeros after"),
         ("masked_lm_ids", put((2, 0), 480), r"row 2: has masked_lm_ids outside the vocabulary"),
         ("masked_lm_ids", put((2, 0), -1), r"row 2: has masked_lm_ids outside the vocabulary"),
         ("input_mask", put((3, 1), 0), "row 3: has an input_mask that is not ones and then zeros"),
-        ("input_mask", put((3, slice(4, None)), 0), "row 3: has something else than zeros where"),
+        ("input_mask", put((3, slice(4, None)), 0), "row 3: has values other than zeros where"),
         ("next_sentence_labels", put(..., 0), "next_sentence_label: is 0 in all "),
         ("input_ids", lambda ids: ids + np.int64(2**40), "row 0: has input_ids outside"),
         ("input_ids", lambda ids: ids[:, :-1], "input_mask has the shape"),
         ("input_ids", lambda ids: ids[None], "input_ids has the shape"),
-        ("input_ids", lambda ids: ids + 0.5, "input_ids holds no integers"),
+        ("input_ids", lambda ids: ids + 0.5, "input_ids is not an array of integers"),
         ("masked_lm_ids", lambda ids: ids[:, :-1], "masked_lm_ids has the shape"),
-        ("next_sentence_labels", lambda labels: labels[1:], "another number of rows"),
+        ("next_sentence_labels", lambda labels: labels[1:], "differ in their number of rows"),
         ("input_mask", lambda _: None, "cannot be read .*input_mask"),
-        ("segment_ids", ragged, "segment_ids holds no integers in rows of one length"),
+        ("segment_ids", ragged, "segment_ids is not an array of integers"),
     ],
 )
 def test_a_wrong_row_is_named(foreign, tmp_path, name, change, problem):
@@ -179,7 +179,7 @@ def test_another_share_of_masks_is_refused(from_text, tmp_path):
         for name in ("masked_lm_positions", "masked_lm_ids"):
             del example[name][1:]
     write_fixed(tmp_path / "a.hdf5", examples, WIDTH, ROOM)
-    assert "has not min(max_predictions, max(1, round(0.15" in problem_of(tmp_path / "a.hdf5")
+    assert "does not have min(max_predictions, max(1, round(0.15" in problem_of(tmp_path / "a.hdf5")
 
 
 @pytest.mark.parametrize("kind", ["garbage", "text", "zeros", "truncated", "a shard of ours"])

@@ -38,7 +38,7 @@ def test_a_baseline_over_a_damaged_shard_is_refused(prepare, from_text, texts, t
     shutil.rmtree(set_dir / "index")
     with h5py.File(shard_of(set_dir, "part-0"), "r+") as file:
         file["input_ids"][1] = 65_535
-    with pytest.raises(DataError, match=r"part-0\.hdf5: input_ids .*; delete this shard"):
+    with pytest.raises(DataError, match=r"part-0\.hdf5: has input_ids .*; delete this shard"):
         prepare(texts, with_baseline=True)
     assert not (set_dir / "index").exists()
 
@@ -52,15 +52,15 @@ def test_another_preparation_in_the_same_directory_is_refused(prepare, from_text
     set_dir = shutil.copytree(from_text, tmp_path / "set")
     before = contents(set_dir)
     changes = [
-        ({"seed": 1}, "seed = 12345, now it is 1"),
+        ({"seed": 1}, "seed = 12345, but now it is 1"),
         ({"dupe_factor": 4}, "dupe_factor = 5"),
         ({"max_seq_length": 128}, "max_seq_length = 64"),
         ({"max_predictions": 9}, "max_predictions = 10"),
         ({"split_sentences": True}, "split_sentences = False"),
-        ({"vocab": other}, "another vocabulary"),
+        ({"vocab": other}, "differs from the given vocabulary"),
         ({"paths": [changed, texts[1]]}, "text sha256"),
         ({"paths": [*texts, twin]}, "same stem"),
-        ({"paths": texts[:1]}, r"part-1\.hdf5: is the shard of a file that is not given now"),
+        ({"paths": texts[:1]}, r"part-1\.hdf5: is the shard of a file that was not named"),
     ]
     for change, problem in changes:
         with pytest.raises(DataError, match=problem):
@@ -72,7 +72,7 @@ def test_pick_eval_takes_evenly_and_stores_the_baseline(prepare, from_text, text
     everything = Manifest.load(from_text)
     assert everything.baseline is None
     count = everything.shards[0].num_samples
-    with pytest.raises(DataError, match=f"gives {count} examples where 5000 are"):
+    with pytest.raises(DataError, match=f"has {count} examples, but 5000 should"):
         prepare(texts[:1], pick_eval=5000)
     assert contents(tmp_path / "set").keys() == {"vocab.txt"}
     picked = prepare(texts[:1], pick_eval=7)
@@ -127,7 +127,7 @@ NO_FILE = object()
         ({"max_predictions": 65_536}, "max_predictions: is 65536"),
         ({"dupe_factor": 0}, "dupe_factor: is 0"),
         ({"workers": 0}, "workers: is 0"),
-        ({"pick_eval": 5}, "picks out of one text file, 2 given"),
+        ({"pick_eval": 5}, "picks from one text file, not from 2"),
     ],
 )
 def test_what_cannot_be_prepared_is_said_and_leaves_no_set(
@@ -198,11 +198,11 @@ def test_text_with_defaults(texts, tmp_path, capsys):
     ("words", "problem"),
     [
         ("--text a.txt --out d", "--vocab: is missing"),
-        ("--text a.txt --vocab v --out d --config c.toml", "--config: does not"),
+        ("--text a.txt --vocab v --out d --config c.toml", "--config: cannot be used"),
         ("--embedded --out d", "--config: is missing"),
-        ("--embedded --config c.toml --out d --workers 2", "--workers: does not"),
+        ("--embedded --config c.toml --out d --workers 2", "--workers: cannot be used"),
         ("--embedded --config c.toml --out d --dupe-factor 2", "--dupe-factor"),
-        ("--hdf5 a --vocab v --out d --seed 1", "--seed: does not go with"),
+        ("--hdf5 a --vocab v --out d --seed 1", "--seed: cannot be used with"),
     ],
 )
 def test_options_that_do_not_go_together(capsys, words, problem):

@@ -21,13 +21,13 @@ def prepared(tmp_path, unknown, of=100):
 def test_most_words_unknown_is_an_error(tmp_path):
     """Also when typed again, where the shard is there already."""
     for _ in range(2):
-        with pytest.raises(DataError, match=r"out: \d+.\d % of the tokens are \[UNK\]; give a voc"):
+        with pytest.raises(DataError, match=r"out: \d+.\d% of the tokens are \[UNK\]; use a voc"):
             prepared(tmp_path, 80)
         assert not (tmp_path / "out" / "index").exists()
 
 
 @pytest.mark.parametrize(
-    ("unknown", "said"), [(2, "warning: 2.0% of the tokens are [UNK]: give a vocabulary"), (1, "")]
+    ("unknown", "said"), [(2, "warning: 2.0% of the tokens are [UNK]; use a vocabulary"), (1, "")]
 )
 def test_many_unknown_words_are_a_warning_and_few_are_no_matter(tmp_path, capsys, unknown, said):
     prepared(tmp_path, unknown)

@@ -32,7 +32,11 @@ def test_a_good_pair_and_each_of_its_sets_pass(made):
     for directory in (made, made / "train", made / "eval"):
         report = check(directory)
         assert report.problems == []
-        assert "no problem found" in report.to_text()
+        shards, examples = report.num_shards, f"{report.num_examples:,}"
+        verdict = (
+            f"OK: {shards} shards with {examples} examples, and the fast check found no problem"
+        )
+        assert report.to_text().splitlines()[-1] == verdict
         report.raise_if_wrong()
 
 
@@ -41,7 +45,7 @@ def test_the_command_prints_what_the_sets_hold(made, capsys):
     printed = capsys.readouterr()
     for name, num_shards in (("train", 3), ("eval", 1)):
         num_samples = Manifest.load(made / name).num_samples
-        assert f"{name}: {num_shards} shards, {num_samples:,} examples of " in printed.out
+        assert f"{name}: {num_shards} shards, {num_samples:,} examples, " in printed.out
     assert "unknown words: " in printed.out
     assert "3 of 3" in printed.err
     for workers in (-1, 0, 5000):
@@ -53,8 +57,9 @@ def test_the_command_lists_the_problems_and_raises_the_first(pair, capsys):
         damaged.unlink()
     assert main(["verify", str(pair)]) == 2
     printed = capsys.readouterr()
-    assert re.search(r"4 wrong, the first: .*b\.hdf5: No such", printed.err)
-    assert "3 shards hashed" in printed.out and "4 problems:" in printed.out
+    assert re.search(r"4 problems, the first: .*b\.hdf5: No such", printed.err)
+    assert "3 shards hashed" in printed.out
+    assert printed.out.endswith("\nFAILED: 4 problems, listed above\n")
     assert printed.out.count("No such file") == 4
 
 
@@ -67,10 +72,10 @@ def test_a_shard_of_longer_limits_is_not_read(pair):
 @pytest.mark.parametrize(
     ("key", "change", "problem"),
     [
-        ("length_histogram", lambda counts: counts[::-1], "length_histogram: does not count"),
+        ("length_histogram", lambda counts: counts[::-1], "length_histogram: does not fit"),
         ("vocabulary_file", lambda _: "../config.toml", "tokenizer.json, not '../config.toml'"),
         ("segments", lambda _: "triple", "segments must be pair or single, not 'triple'"),
-        ("mask_id", lambda _: 5, "vocab.txt: has mask_id = 4 where the manifest says 5"),
+        ("mask_id", lambda _: 5, "vocab.txt: has mask_id = 4, but the manifest says 5"),
     ],
 )
 def test_a_forged_manifest(pair, key, change, problem):
@@ -88,7 +93,7 @@ def test_small_sets_are_hashed_and_large_ones_only_in_full(pair, monkeypatch):
         monkeypatch.setattr("mlperf_bert.prepare.verify.SMALL_BYTES", limit)
         report = check(pair)
         assert bool(report.problems) == is_found
-    assert "shards not hashed, 0.0 GiB in all: --full reads" in report.to_text()
+    assert "shards not hashed, because they have 0.0 GiB in all; use --full" in report.to_text()
 
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.longest)])
@@ -148,7 +153,7 @@ def test_what_is_no_set_and_a_held_out_one_that_does_not_fit(made, pair):
     shutil.rmtree(pair / "eval")
     assert "not a prepared set" in problems(pair)
     assert "not a prepared set" in problems(made.parent)
-    with pytest.raises(DataError, match="is not a directory"):
+    with pytest.raises(DataError, match="no such directory"):
         check(pair / "eval")
     vocab = write_vocabulary(pair.parent / "other.txt", [*SPECIAL, "more"])
     prepare_set([made.parent / "held.txt"], pair / "eval", vocab=vocab)

@@ -63,15 +63,15 @@ def shift_offset(arrays):
 FORGERIES = {
     "position on [CLS]": (put("masked_lm_positions", 0, 0), "on [CLS]"),
     "position outside": (put("masked_lm_positions", -1, 63), "outside"),
-    "unsorted": (swap_positions, "masked_lm_positions does not ascend: sample 0"),
-    "no [CLS]": (put("input_ids", 0, 7), "begin with [CLS]: sample 0"),
+    "unsorted": (swap_positions, "masked_lm_positions that do not ascend: sample 0"),
+    "no [CLS]": (put("input_ids", 0, 7), "start with [CLS]: sample 0"),
     "no last [SEP]": (put("input_ids", -1, 7), "end with [SEP]"),
     "no middle [SEP]": (without_sep_before_b, "before segment B: sample 3"),
-    "[SEP] in text": (with_a_token_in_the_text(SEP), "inside its text: sample 0"),
-    "[PAD] in text": (with_a_token_in_the_text(PAD), "inside its text: sample 0"),
+    "[SEP] in text": (with_a_token_in_the_text(SEP), "in its text: sample 0"),
+    "[PAD] in text": (with_a_token_in_the_text(PAD), "in its text: sample 0"),
     "segment": (put("segment_b_start", 2, 1), "segment empty: sample 2"),
     "masked count": (shift_masked_count, "masked positions: sample 0"),
-    "offsets": (shift_offset, "begin with [CLS]: sample"),
+    "offsets": (shift_offset, "start with [CLS]: sample"),
 }
 
 
@@ -89,7 +89,7 @@ def test_labels_all_1_of_a_whole_set(pair):
         spoil(shard(pair, name), put("next_sentence_label", slice(None), 1))
     report = check(pair, full=True)
     assert report.problems == []  # single-sentence documents give it, and `prepare` takes them
-    assert "next-sentence label 1: 100.00 %" in report.to_text()
+    assert "next-sentence label 1: 100.00%" in report.to_text()
 
 
 def test_offsets_that_lead_out_of_the_shard(pair):

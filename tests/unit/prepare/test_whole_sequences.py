@@ -90,7 +90,7 @@ def test_every_word_is_there_once_in_its_order_and_the_set_says_what_it_is(pair)
 @pytest.mark.parametrize(
     ("name", "more", "words"),
     [
-        ("segment_b_start", -1, "segment_b_start is not its end"),
+        ("segment_b_start", -1, "segment_b_start is not the length"),
         ("next_sentence_label", 1, "next_sentence_label is not 0"),
     ],
 )

@@ -1,6 +1,6 @@
-"""The sub-command `verify`: is prepared data complete and right?
+"""The command `verify`, which checks that prepared data is complete and correct.
 
-Heavy imports wait until the command runs.
+It does the heavy imports only when it runs.
 """
 
 import argparse
@@ -19,9 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mlperf_bert verify my_data --full",
     )
     parser.add_argument(
-        "dir", type=Path, metavar="DIR", help="prepared set, or directory with train/ and eval/"
+        "dir", type=Path, metavar="DIR", help="a prepared set, or a directory with train/ and eval/"
     )
-    parser.add_argument("--full", action="store_true", help="read all samples of every shard")
+    parser.add_argument(
+        "--full", action="store_true", help="also read every shard and check its samples"
+    )
     parser.add_argument(
         "--workers",
         type=int,
@@ -31,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return 0.
+    """Check the data, print the report, and return 0.
 
-    Raises DataError if anything is wrong, ConfigError for a wrong option.
+    Raises DataError if the data has a problem, and ConfigError for a wrong option.
     """
     from mlperf_bert.prepare.verify import verify
 

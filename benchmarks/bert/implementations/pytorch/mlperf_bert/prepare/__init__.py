@@ -1,1 +1,1 @@
-"""Offline data preparation: text to shards, sidecars and index."""
+"""Prepares data before training: makes shards, sidecars and an index from text."""

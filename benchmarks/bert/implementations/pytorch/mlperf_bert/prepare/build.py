@@ -1,10 +1,12 @@
-"""Text files to a prepared set: one shard per text file, in parallel, resumable, then the index.
+"""Builds a prepared set from text files, with one shard per file, in parallel and resumable.
 
-A shard is an HDF5 file of contiguous arrays, then the sidecar that completes it.
+A shard is an HDF5 file of contiguous arrays. Its sidecar is written last and marks it as complete.
+The index follows when all shards are finished.
 
-The set stores its baseline: the accuracy of a guess without context, which a trained model must
-beat. At each masked position, if the input still shows a token (kept or random), the guess is that
-token. If the input is [MASK], the guess is the most frequent label among the set's [MASK] inputs.
+The evaluation set stores the context-free baseline, which a trained model must beat. This is the
+accuracy of a predictor that ignores the context of a masked position. If the input at the position
+is a token (kept or random), it predicts that token. If the input is [MASK], it predicts the most
+frequent label among the set's [MASK] inputs.
 """
 
 import hashlib
@@ -67,14 +69,14 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
-MANY_UNKNOWN = 0.01  # share of the tokens, with a warning; from MAX_UNKNOWN_SHARE on, an error
-_WANTED_VOCABULARY = "give a vocabulary of this text's language, or a larger one (--vocab-size)"
-SURE = 0.25  # share of the bytes, of which [UNK] says enough of the whole text
+MANY_UNKNOWN = 0.01  # A larger share of [UNK] causes a warning, and MAX_UNKNOWN_SHARE an error.
+_WANTED_VOCABULARY = "use a vocabulary for this text's language, or a larger one (--vocab-size)"
+SURE = 0.25  # After this share of the bytes, the share of [UNK] is representative.
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A text, the shard to make of it, and the settings."""
+    """A text, the shard to make from it, and the settings."""
 
     text_path: Path
     shard_path: Path
@@ -93,15 +95,16 @@ def prepare_text(
     corpus: dict[str, str] | None = None,
     quiet: bool = False,
 ) -> Manifest:
-    """Make or finish the prepared set `out_dir`. Shards are ordered by file stem.
+    """Make or complete the prepared set `out_dir`. Shards are ordered by file stem.
 
-    Each text becomes one shard (documents.py describes the two layouts); a shard finished with the
-    same text and settings is kept. `vocab_path` is a vocabulary or a tokenizer.json; its copy goes
-    into the set, its digest into the settings. `corpus` is provenance for the manifest. With
-    `settings.pick_eval` the context-free baseline is always stored.
+    Each text becomes one shard. Its layout is one of the two in documents.py. A shard that was
+    finished with the same text and settings is kept. `vocab_path` is a vocabulary or a
+    tokenizer.json, which is copied into the set. `corpus` describes the origin of the text, for the
+    manifest. With `settings.pick_eval` the context-free baseline is always stored.
 
-    Raises ConfigError for an option out of range or an unusable numba cache; DataError for a text,
-    the vocabulary, a shard that was finished with other settings, or a shard of no text.
+    Raises ConfigError for an option out of range or an unusable numba cache. Raises DataError if a
+    text or the vocabulary is not usable, if a shard was finished with other settings, or if a shard
+    belongs to none of the texts.
     """
     vocabulary = load_any_vocabulary(vocab_path)
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
@@ -129,7 +132,7 @@ def prepare_pair(
     corpus: dict[str, str],
     quiet: bool,
 ) -> dict[str, Manifest]:
-    """`prepare_text` of the texts of "train" and "eval", the latter with its baseline."""
+    """Make the sets "train" and "eval" with `prepare_text`, the latter with its baseline."""
     passes = {"train": settings.dupe_factor, "eval": EVAL_DUPE_FACTOR}
     return {
         name: prepare_text(
@@ -159,18 +162,24 @@ def make_set(
 ) -> Manifest:
     """Make the unfinished shards of a set, then its index.
 
-    `jobs` come from `shard_jobs`. `make` does one job, or nothing if it is finished, and counts its
-    tokens; it runs in worker processes (1: in this one), so it must be a function of a module, or a
-    partial of one.
-    `corpus` is provenance for the manifest, `words` are those of `count_bytes`.
+    Args:
+        jobs: one per shard, from `shard_jobs`.
+        make: does one job unless its shard is finished, and counts the tokens. It runs in worker
+            processes, so it must be a function of a module, or a partial of one.
+        vocabulary: a copy of it goes into the set.
+        workers: number of worker processes. With 1, this process does the work.
+        with_baseline: measure and store the context-free baseline.
+        corpus: the origin of the text, for the manifest.
+        quiet: show no progress.
+        words: words of the progress lines, see `count_bytes`.
 
-    Raises DataError like `make`, if a shard was finished with other settings or the set has shards
-    of no job, and if most of the tokens are [UNK].
+    Raises DataError like `make`, if a shard was finished with other settings, or if most of the
+    tokens are [UNK].
     """
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
-    sizes = [file_size(job.text_path, "give a readable file") for job in jobs]
+    sizes = [file_size(job.text_path, "use a readable file") for job in jobs]
     _store_vocabulary(out_dir, vocabulary)
-    # Check the settings of every existing shard before hours of work, not after.
+    # Check the settings of all existing shards now, because making the others may take hours.
     for job in jobs:
         is_finished(job, source_sha256=None)
     counted, done, size_of = Tally(), 0, dict(zip(jobs, sizes, strict=True))
@@ -181,7 +190,7 @@ def make_set(
             check_unknown(out_dir, counted, _WANTED_VOCABULARY)
     if not quiet and counted.unknown > MANY_UNKNOWN * counted.tokens:
         share = counted.unknown / counted.tokens
-        print(f"warning: {share:.1%} of the tokens are [UNK]: {_WANTED_VOCABULARY}", flush=True)
+        print(f"warning: {share:.1%} of the tokens are [UNK]; {_WANTED_VOCABULARY}", flush=True)
     shards = [job.shard_path for job in jobs]
     names = {path.name for shard in shards for path in (shard, sidecar_path(shard))}
     remove_temporaries(out_dir / "shards", names)
@@ -197,7 +206,7 @@ def make_set(
 
 
 def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
-    """Raise ConfigError for settings out of range, or unsuited to this number of files."""
+    """Raise ConfigError if settings are out of range or do not suit this number of files."""
     ranges = {
         "max_seq_length": (settings.max_seq_length, 8, 65_535),
         "max_predictions": (settings.max_predictions, 1, 65_535),
@@ -210,30 +219,30 @@ def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> Non
         if not low <= value <= high:
             raise ConfigError(name, f"is {value}", f"set it within {low} .. {high}")
     if num_texts == 0:
-        raise ConfigError("text", "no text file given", "name one at least")
+        raise ConfigError("text", "has no file", "name at least one text file")
     if settings.pick_eval is not None and num_texts != 1:
-        problem = f"picks out of one text file, {num_texts} given"
-        raise ConfigError("pick_eval", problem, "give exactly one")
+        problem = f"picks from one text file, not from {num_texts}"
+        raise ConfigError("pick_eval", problem, "name exactly one text file")
 
 
 def shard_jobs(
     texts: Sequence[Path], vocab_path: Path, out_dir: Path, settings: ShardSettings
 ) -> list[ShardJob]:
-    """One job per file, ordered by stem.
+    """Return one job per file, ordered by stem.
 
-    Raises DataError if two names would give one shard, or if the set has shards of other files,
-    which its index would lack.
+    Raises DataError if two files have the same stem, because both would make the same shard. Also
+    raises it if the set has shards of other files, because the index would not have them.
     """
     found: dict[str, Path] = {}
     for path in texts:
         if path.stem in found:
-            problem = f"has the same stem as {found[path.stem]}, so both would be one shard"
+            problem = f"has the same stem as {found[path.stem]}, so both would make the same shard"
             raise DataError(str(path), problem, "rename one of them")
         found[path.stem] = path
     for path in sorted((out_dir / "shards").glob("*.hdf5")):
         if path.stem not in found:
-            remedy = "give that one too, or name a new directory"
-            raise DataError(str(path), "is the shard of a file that is not given now", remedy)
+            remedy = "name that file too, or use a new directory"
+            raise DataError(str(path), "is the shard of a file that was not named", remedy)
     return [
         ShardJob(found[stem], out_dir / "shards" / f"{stem}.hdf5", vocab_path, settings)
         for stem in sorted(found)
@@ -246,14 +255,14 @@ def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
     if not copy.exists():
         write_file(copy, vocabulary.contents)
     elif copy.read_bytes() != vocabulary.contents:
-        problem = "is another vocabulary than the one given"
-        raise DataError(str(copy), problem, "name a new directory or delete this one")
+        problem = "differs from the given vocabulary"
+        raise DataError(str(copy), problem, "use a new directory, or delete this one")
 
 
 def manifest_of(
     vocabulary: AnyVocabulary, settings: ShardSettings, entries: Sequence[ShardEntry] = ()
 ) -> Manifest:
-    """The manifest of a set of these shards, before its index."""
+    """Return the manifest of a set of these shards, without its index."""
     return Manifest(
         num_samples=sum(entry.num_samples for entry in entries),
         vocab_size=len(vocabulary),
@@ -274,9 +283,10 @@ def manifest_of(
 
 
 def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
-    """Both accuracies over the whole set; `mask_only_accuracy` is over the [MASK] inputs alone.
+    """Measure the context-free baseline over the whole set.
 
-    Raises DataError for a shard with wrong samples, which an earlier start may have left.
+    `mask_only_accuracy` only counts [MASK] inputs. Raises DataError for a shard with wrong samples,
+    which an earlier start may have left.
     """
     tally, label_counts = Tally(), np.zeros(manifest.vocab_size, dtype=np.int64)
     for entry in manifest.shards:
@@ -288,10 +298,10 @@ def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
 
 
 def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
-    """Compile the code of `make_shard` once, so that the workers do not all write the same cache.
+    """Compile the code of `make_shard` now, so that the workers do not all write the same cache.
 
-    The first use after an installation takes about 5 s, later ones a fraction of a second.
-    Raises ConfigError when numba's cache is damaged or cannot be written.
+    The first call after an installation takes about 5 s, and later ones take a fraction of a
+    second. Raises ConfigError if numba's cache is damaged or cannot be written.
     """
     settings = ShardSettings(
         max_seq_length=8, max_predictions=1, seed=0, dupe_factor=1, segments=segments
@@ -307,11 +317,11 @@ def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
 
 
 def make_shard(job: ShardJob) -> Tally:
-    """Make one shard unless it exists; count its text's tokens.
+    """Make one shard unless it exists, and count the tokens of its text.
 
-    Raises DataError for a faulty text or vocabulary.
+    Raises DataError if the text or the vocabulary is not usable.
     """
-    # The text is released once it is split: the examples need the memory.
+    # The text is released once it is split, because the examples need the memory.
     source = read_text(job.text_path)
     source_sha256 = source.sha256
     settings = job.settings
@@ -326,14 +336,14 @@ def make_shard(job: ShardJob) -> Tally:
     # segment a random other one, which teaches a wrong next-sentence label.
     least = 1 if settings.segments == "single" else 2
     if len(documents) < least:
-        problem = f"has {len(documents)} documents with words, {least} are needed"
-        raise DataError(str(job.text_path), problem, "separate documents by an empty line")
+        problem = f"has {len(documents)} documents with words, but at least {least} are needed"
+        raise DataError(str(job.text_path), problem, "separate documents with empty lines")
     examples = _make_examples(documents, vocabulary, settings, source_sha256)
     wanted = settings.pick_eval
     if wanted is not None:
         num_samples = len(examples.segment_b_start)
         if num_samples < wanted:
-            problem = f"gives {num_samples} examples where {wanted} are to be picked"
+            problem = f"has {num_samples} examples, but {wanted} should be picked"
             raise DataError(str(job.text_path), problem, "pick fewer, or raise the dupe factor")
         examples = pick_evenly(examples, wanted)
     write_shard(
@@ -347,7 +357,7 @@ def make_shard(job: ShardJob) -> Tally:
 
 
 def _tally(tokens: NDArray[Any], vocabulary: AnyVocabulary) -> Tally:
-    """Tokens [T] of a text, and how many of them are [UNK]."""
+    """Count the tokens [T] of a text, and those that are [UNK]."""
     unknown = int(np.count_nonzero(tokens == vocabulary.unk_id))
     return Tally(tokens=len(tokens), unknown=unknown)
 
@@ -361,13 +371,16 @@ def _make_examples(
 
 
 def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
-    """True if the shard is complete, with the same settings; `None` leaves the text unchecked."""
+    """Return True if the shard is complete. With `source_sha256` None, its text is not checked.
+
+    Raises DataError if the shard was finished with another text or other settings.
+    """
     if not sidecar_path(job.shard_path).exists():
         return False
     try:
         sidecar = read_sidecar(job.shard_path)
     except DataError:
-        return False  # a damaged sidecar proves nothing: make the shard again
+        return False  # With a damaged sidecar, the shard must be made again.
     names = [field.name for field in fields(job.settings)]
     pairs = {
         f"setting {name}": (getattr(sidecar.settings, name), getattr(job.settings, name))
@@ -376,8 +389,8 @@ def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
     pairs["text sha256"] = (sidecar.source_sha256, source_sha256 or sidecar.source_sha256)
     for name, (before, now) in pairs.items():
         if before != now:
-            problem = f"was finished with {name} = {before}, now it is {now}"
-            remedy = "name a new directory or delete this one"
+            problem = f"was finished with {name} = {before}, but now it is {now}"
+            remedy = "use a new directory, or delete this one"
             raise DataError(str(job.shard_path), problem, remedy)
     return job.shard_path.is_file() and job.shard_path.stat().st_size == sidecar.shard_bytes
 
@@ -390,13 +403,14 @@ def write_shard(
     source_sha256: str,
     settings: ShardSettings,
 ) -> Sidecar:
-    """Write `path` and `<path>.json` under temporary names, then rename both, the sidecar last.
+    """Write the shard `path` and its sidecar `<path>.json`, the sidecar last.
 
-    Equal examples give equal bytes. Raises DataError when a file cannot be written.
+    Both are written under temporary names and then renamed. Equal examples result in equal bytes.
+    Raises DataError if a file cannot be written.
     """
-    # A sidecar of an earlier shard must never lie beside the new file.
+    # The sidecar of an earlier shard must never be next to the new file.
     sidecar_path(path).unlink(missing_ok=True)
-    # In memory first: libhdf5 (2.0) ends the process if its last write meets a full disk.
+    # HDF5 writes to memory, because libhdf5 2.0 ends the process if the disk is full.
     file = io.BytesIO()
     datasets = _write_arrays(file, path, examples)
     contents = file.getbuffer()
@@ -418,18 +432,18 @@ def write_shard(
 def _write_arrays(
     opened: io.BytesIO, path: Path, examples: ShardArrays
 ) -> dict[str, DatasetLocation]:
-    places = {}
+    locations = {}
     with h5py.File(
         opened, "w", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
     ) as file:
         for name, stored in _stored_arrays(examples):
-            # No time stamps: the same examples must give the same bytes.
+            # Time stamps are off, because equal examples must result in equal bytes.
             dataset = file.create_dataset(name, data=stored, track_times=False)
             offset = dataset.id.get_offset()
             if offset is None:
-                raise DataError(f"{path}: {name}", "has no elements", "give more text")
-            places[name] = DatasetLocation(stored.dtype.str, stored.size, offset)
-    return places
+                raise DataError(f"{path}: {name}", "has no elements", "use more text")
+            locations[name] = DatasetLocation(stored.dtype.str, stored.size, offset)
+    return locations
 
 
 def _digest(examples: ShardArrays) -> str:
@@ -441,7 +455,7 @@ def _digest(examples: ShardArrays) -> str:
 
 
 def _stored_arrays(examples: ShardArrays) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield name and values of each array, little endian."""
+    """Yield the name and the little-endian values of each array."""
     for field in fields(examples):
         values: NDArray[Any] = getattr(examples, field.name)
         yield field.name, values.astype(values.dtype.newbyteorder("<"), copy=False)

@@ -1,6 +1,6 @@
-"""The sub-command `prepare`: its sources, their options, and the function for each.
+"""The command `prepare`: its sources, their options, and one function per source.
 
-Every source is an option with a function `_prepare_...`. Heavy imports wait until one runs.
+Every source is an option with a function `_prepare_...`, which does the heavy imports.
 """
 
 import argparse
@@ -91,9 +91,9 @@ def _add_examples(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is prepared, one of which must be given.
+    """Add the options for the source, one of which must be given.
 
-    `--corpus`, a user's own text, is a tool's (`__main__.VARIANTS`).
+    `--corpus`, for a user's own text, belongs to the tools (`__main__.VARIANTS`).
     """
     group = parser.add_argument_group("source, one of")
     source = group.add_mutually_exclusive_group(required=True)
@@ -115,7 +115,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# Source -> the options that go with it, besides --out.
+# The options of each source, in addition to --out.
 _OPTIONS = {
     "text": (
         *("vocab", "segments", "max_seq_length", "max_predictions", "dupe_factor", "seed"),
@@ -127,14 +127,14 @@ _OPTIONS = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `prepare`. Raises ConfigError or DataError for what the user can mend."""
+    """Run `prepare`. Raises ConfigError or DataError for mistakes of the user."""
     source = next(name for name in _OPTIONS if getattr(args, name))
     for option in sorted({option for options in _OPTIONS.values() for option in options}):
         if option not in _OPTIONS[source] and getattr(args, option) is not None:
             spelled = "--" + option.replace("_", "-")
-            raise ConfigError(spelled, f"does not go with --{source}", "leave it out")
+            raise ConfigError(spelled, f"cannot be used with --{source}", "leave it out")
     if source in ("text", "hdf5") and args.vocab is None:
-        raise ConfigError("--vocab", "is missing", "give the model's vocab.txt")
+        raise ConfigError("--vocab", "is missing", "name the model's vocab.txt")
     workers = len(usable_cpus()) if args.workers is None else args.workers
     if source == "text":
         _prepare_text(args, workers)
@@ -146,11 +146,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare_text(args: argparse.Namespace, workers: int) -> None:
-    """`prepare --text`: text files with a given vocabulary to one prepared set."""
+    """Make a prepared set from text files with a given vocabulary (`prepare --text`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.build import prepare_text
 
-    # A further pass over single segments only changes the masks, which training draws itself.
+    # Another pass over single segments only changes the masks, which training draws itself.
     passes = 1 if args.segments == "single" else DUPE_FACTOR
     settings = ShardSettings(
         max_seq_length=_given(args.max_seq_length, MAX_SEQ_LENGTH),
@@ -166,11 +166,11 @@ def _prepare_text(args: argparse.Namespace, workers: int) -> None:
 
 
 def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:
-    """`prepare --hdf5`: examples of published submissions to one prepared set."""
+    """Make a prepared set from examples of published submissions (`prepare --hdf5`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.import_examples import import_set
 
-    # Only the maker of the examples knows seed and passes; these files do not hold them.
+    # The files do not say with which seed and how many passes their examples were made.
     settings = ShardSettings(
         max_seq_length=_given(args.max_seq_length, MAX_SEQ_LENGTH),
         max_predictions=_given(args.max_predictions, MAX_PREDICTIONS),
@@ -182,12 +182,12 @@ def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:
 
 
 def _prepare_embedded(args: argparse.Namespace) -> None:
-    """`prepare --embedded`: the small corpus from the user's own Python, to train/ and eval/."""
+    """Make train/ and eval/ from the documentation of the user's Python (`prepare --embedded`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.corpus import prepare_embedded
 
     if args.config is None:
-        raise ConfigError("--config", "is missing", "--embedded takes its settings from it")
+        raise ConfigError("--config", "is missing", "name a config, whose settings are used")
     config = load_config(args.config, args.set or [])
     settings = ShardSettings(
         max_seq_length=config.data.max_seq_length,
@@ -197,7 +197,7 @@ def _prepare_embedded(args: argparse.Namespace) -> None:
         segments="single" if config.model.objective == "mlm" else "pair",
     )
     if not prepare_embedded(args.out, config.model.vocab_size, settings):
-        print(f"{args.out}: already prepared with these settings")
+        print(f"{args.out} was already prepared with these settings")
 
 
 def _given(value: int | None, default: int) -> int:
@@ -205,7 +205,7 @@ def _given(value: int | None, default: int) -> int:
 
 
 def _summary(out_dir: Path, manifest: "Manifest") -> str:
-    """A summary of a prepared set, with a digest to compare two sets."""
+    """Summarize a prepared set, with a digest for comparing two sets."""
     from mlperf_bert.data.index import examples_digest, read_sidecar
 
     shards = [out_dir / "shards" / entry.file for entry in manifest.shards]

@@ -1,7 +1,7 @@
-"""Vectorised checks of one shard's arrays: structure, ranges, masked counts, tallies.
+"""Checks one shard's arrays with vectorized code: structure, ranges, masked counts, tallies.
 
-Shape letters: n samples of one chunk, T their tokens, P their masked positions, V vocabulary.
-The rules are those of examples.py; a sample's text is its tokens with the labels put back.
+Shapes: n samples of one chunk, T their tokens, P their masked positions, V vocabulary. The rules
+are those of examples.py. A sample's text is its tokens with the labels put back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ from mlperf_bert.data.index import (
 from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.errors import DataError
 
-TOKENS_AT_A_TIME = 2**16  # fits the processor's cache: larger arrays were half as fast
+TOKENS_AT_A_TIME = 2**16  # fits the processor's cache; larger arrays were half as fast
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 MIN_LENGTH_SINGLE = 3  # [CLS] a [SEP]
 MAX_UNKNOWN_SHARE = 0.5
-# Of samples with random labels: that all of them are 0 has a probability of 2**-32.
+# With this many samples, random labels are all 0 with a probability of 2**-32.
 MIN_SAMPLES_OF_LABELS = 32
 
 Flags = NDArray[np.bool_]
@@ -35,15 +35,15 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over some samples; two tallies add up."""
+    """Counts over some samples. Two tallies can be added."""
 
     samples: int = 0
     tokens: int = 0
     masked: int = 0  # masked positions
-    mask_inputs: int = 0  # of them, input is [MASK]
-    kept: int = 0  # of them, input is the label
-    unknown: int = 0  # [UNK] in the text
-    random_next: int = 0  # samples with label 1
+    mask_inputs: int = 0  # masked positions whose input is [MASK]
+    kept: int = 0  # masked positions whose input is the label
+    unknown: int = 0  # [UNK] tokens of the text
+    random_next: int = 0  # samples with next-sentence label 1
 
     def __add__(self, other: "Tally") -> "Tally":
         names = [field.name for field in fields(self)]
@@ -52,7 +52,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    first: int  # number of its first sample
+    """Some consecutive samples of a shard, with offsets that count from the chunk's start."""
+
+    first: int  # number of the chunk's first sample
     tokens: NDArray[Any]  # [T]
     starts: NDArray[np.int64]  # [n], rows of tokens
     lengths: NDArray[np.int64]  # [n]
@@ -61,21 +63,21 @@ class _Chunk:
     positions: NDArray[np.int64]  # [P]
     labels: NDArray[Any]  # [P]
     counts: NDArray[np.int64]  # [n]
-    sample_of_masked: NDArray[np.int64]  # [P], number within the chunk
+    sample_of_masked: NDArray[np.int64]  # [P], numbered from the chunk's first sample
 
     @property
     def masked_rows(self) -> NDArray[np.int64]:
-        """Rows of `tokens` that are masked, int64 [P]."""
+        """The indices of masked tokens in `tokens`, int64 [P]."""
         return self.starts[self.sample_of_masked] + self.positions
 
     def text(self) -> NDArray[Any]:
-        """The tokens with the labels put back, [T]."""
+        """Return the tokens with the labels put back, [T]."""
         text = self.tokens.copy()
         text[self.masked_rows] = self.labels
         return text
 
     def has_masked(self, is_wrong: Flags) -> Flags:
-        """The samples with a masked position that is wrong, from bool [P] to bool [n]."""
+        """Return which samples have a wrong masked position; bool [P] becomes bool [n]."""
         owners = self.sample_of_masked[is_wrong]
         return np.bincount(owners, minlength=len(self.lengths)) > 0
 
@@ -83,9 +85,9 @@ class _Chunk:
 def read_counts(
     set_dir: Path, entries: Sequence[ShardEntry]
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Tokens and masked positions of each sample of these shards, both uint16 [N].
+    """Return the numbers of tokens and of masked positions of each sample, both uint16 [N].
 
-    Raises DataError if one is out of its range.
+    Raises DataError if a number is out of range.
     """
     shards = [Shard(set_dir / "shards" / entry.file) for entry in entries]
     lengths = [shard.lengths().astype(np.uint16) for shard in shards]
@@ -96,11 +98,11 @@ def read_counts(
 def check_arrays(
     path: Path, arrays: ShardArrays, manifest: Manifest, remedy: str
 ) -> tuple[Tally, NDArray[np.int64]]:
-    """Check all samples of a shard whose offset tables already ascend within their limits.
+    """Check all samples of a shard, whose offset tables must already be checked.
 
     Returns the counts over its samples, and how often each token is the label of a [MASK] input,
-    int64 [V]. Memory beside the mapped file: a few megabytes. Raises DataError with `path` and
-    `remedy` for the first wrong sample.
+    int64 [V]. It needs a few megabytes of memory in addition to the mapped file. Raises DataError
+    with `path` and `remedy` for the first wrong sample.
     """
     tally = Tally()
     label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
@@ -128,7 +130,7 @@ def check_arrays(
 
 
 def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
-    """The context-free baseline of samples with these counts; see prepare/build.py."""
+    """Compute the context-free baseline from the counts over all samples; see prepare/build.py."""
     most_frequent = int(label_counts.max())
     return Baseline(
         context_free_accuracy=(tally.kept + most_frequent) / max(1, tally.masked),
@@ -141,17 +143,17 @@ def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
 def check_labels(path: Path, tally: Tally, remedy: str) -> None:
     """Raise DataError if no sample of a shard of sentence pairs has next-sentence label 1.
 
-    Half of the samples should have it or, with short documents, more.
+    Half of the samples should have this label, and more than half if documents are short.
     """
     if tally.samples >= MIN_SAMPLES_OF_LABELS and tally.random_next == 0:
-        problem = f"is 0 in all {tally.samples:,} samples, half of them or more should be 1"
+        problem = f"is 0 in all {tally.samples:,} samples, but should be 1 in at least half of them"
         raise DataError(f"{path}: next_sentence_label", problem, remedy)
 
 
 def check_unknown(path: Path, tally: Tally, remedy: str) -> None:
-    """Raise DataError if more than half of the text is [UNK]: another language or vocabulary."""
+    """Raise DataError if more than half of the text is [UNK], as with another language's text."""
     if tally.unknown > MAX_UNKNOWN_SHARE * tally.tokens:
-        problem = f"{100 * tally.unknown / tally.tokens:.1f} % of the tokens are [UNK]"
+        problem = f"{100 * tally.unknown / tally.tokens:.1f}% of the tokens are [UNK]"
         raise DataError(str(path), problem, remedy)
 
 
@@ -185,8 +187,8 @@ def _faults(
 ) -> Iterator[tuple[str, Flags]]:
     """Yield each kind of fault, and which samples of the chunk have it, bool [n].
 
-    A kind is looked for only if the chunk has none of those before it, so that only numbers within
-    their ranges are used as indices. `table` holds the masked positions by length.
+    The caller stops at the first fault, so that only numbers within their ranges are used as
+    indices. `table` has the number of masked positions for each length.
     """
     lengths, starts_of_b, positions = chunk.lengths, chunk.starts_of_b, chunk.positions
     owner = chunk.sample_of_masked
@@ -194,36 +196,36 @@ def _faults(
     least = MIN_LENGTH_SINGLE if is_single else MIN_LENGTH
     yield f"has fewer than {least} tokens", lengths < least
     if is_single:
-        yield "segment_b_start is not its end", starts_of_b != lengths
+        yield "segment_b_start is not the length of the sample", starts_of_b != lengths
         yield "next_sentence_label is not 0", chunk.next_labels != 0
     else:
         is_empty = (starts_of_b < 3) | (starts_of_b > lengths - 2)
         yield "segment_b_start leaves a segment empty", is_empty
         yield "next_sentence_label is not 0 or 1", chunk.next_labels > 1
-    problem = "has not min(max_predictions, max(1, round(0.15 x tokens))) masked positions"
+    problem = "does not have min(max_predictions, max(1, round(0.15 x tokens))) masked positions"
     yield problem, chunk.counts != table[lengths]
     is_outside = np.logical_or.reduceat(chunk.tokens >= manifest.vocab_size, chunk.starts)
-    yield "input_ids is not within the vocabulary", is_outside
+    yield "has input_ids outside the vocabulary", is_outside
     is_outside = chunk.has_masked(chunk.labels >= manifest.vocab_size)
-    yield "masked_lm_ids is not within the vocabulary", is_outside
+    yield "has masked_lm_ids outside the vocabulary", is_outside
 
     is_misplaced = (
         (positions < 1)  # [CLS]
         | (positions > lengths[owner] - 2)  # the last [SEP]
         | (positions == starts_of_b[owner] - 1)  # the other [SEP]
     )
-    problem = "masked_lm_positions is on [CLS], on [SEP] or outside the sample"
+    problem = "has masked_lm_positions on [CLS], on [SEP] or outside the sample"
     yield problem, chunk.has_masked(is_misplaced)
     falls = np.zeros(len(positions), dtype=np.bool_)
     falls[1:] = (positions[1:] <= positions[:-1]) & (owner[1:] == owner[:-1])
-    yield "masked_lm_positions does not ascend", chunk.has_masked(falls)
+    yield "has masked_lm_positions that do not ascend", chunk.has_masked(falls)
 
     text, ends = chunk.text(), chunk.starts + lengths
-    yield "does not begin with [CLS]", text[chunk.starts] != manifest.cls_id
+    yield "does not start with [CLS]", text[chunk.starts] != manifest.cls_id
     before_b = chunk.starts + starts_of_b - 1
     yield "has no [SEP] before segment B", text[before_b] != manifest.sep_id
     yield "does not end with [SEP]", text[ends - 1] != manifest.sep_id
     is_special = np.isin(text, special_ids(manifest)).astype(np.int64)
     per_sample = np.add.reduceat(is_special, chunk.starts)
-    problem = "has [CLS], [SEP], [PAD] or [MASK] inside its text"
+    problem = "has [CLS], [SEP], [PAD] or [MASK] in its text"
     yield problem, per_sample > (2 if is_single else 3)

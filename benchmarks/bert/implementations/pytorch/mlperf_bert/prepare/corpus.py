@@ -1,9 +1,10 @@
-"""The embedded corpus: a small real training and evaluation set made from the user's own Python.
+"""Makes the embedded corpus, a small but real training and evaluation set.
 
-It serves tests, demonstrations and laptops without a download; the same Python and settings give
-the same sets. The text is the English prose of Python's language topics and standard-library
-docstrings. Sources are read by `ast`, never imported, in the order of sorted paths. Only light
-modules are imported here, so a call that finds the sets ready is quick.
+Its text is the documentation of the user's own Python: the English prose of the language topics and
+of the docstrings in the standard library. So tests and demonstrations need no download, also on a
+laptop. The same Python and settings always result in the same sets. Sources are parsed by `ast` in
+the order of sorted paths, and never imported. This file only imports light modules, so that a call
+is fast if the sets already exist.
 """
 
 import ast
@@ -29,7 +30,7 @@ MIN_VOCAB_SIZE = 256
 
 TextDocument = tuple[str, ...]  # sentences
 
-# Third-party code, tests and programs, which do not document the library.
+# These have third-party code, tests and programs, which do not document the library.
 SKIPPED_DIRECTORIES = frozenset(
     {
         "site-packages",
@@ -48,7 +49,7 @@ SKIPPED_DIRECTORIES = frozenset(
 )
 MIN_DOCUMENTS = 500
 MIN_SENTENCE_WORDS = 4
-# A module's one-sentence docstrings are joined into documents of about this many sentences.
+# One-sentence docstrings of a module are joined into documents of about this many sentences.
 JOINED_SENTENCES = 6
 _CODE_LINE = re.compile(r"\s*(>>>|\.\.\. |::=|\$ |\|)|.*::=")
 _PROSE_START = re.compile(r"[A-Za-z\"'(*\-]")
@@ -56,14 +57,15 @@ _BULLET = re.compile(r"^([*\-]|\d+\.|\([a-z0-9]\))\s+")
 
 
 def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) -> bool:
-    """Make or finish the prepared sets `out_dir/train` and `out_dir/eval`.
+    """Make or complete the prepared sets `out_dir/train` and `out_dir/eval`.
 
-    Returns True if anything had to be made. Raises DataError if a set made with other settings or
-    by another Python exists, or if this Python has too little documentation.
+    Returns True if anything had to be made. Raises ConfigError if `vocab_size` is too small. Raises
+    DataError if a set exists that was made with other settings or by another Python, or if this
+    Python has too little documentation.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         problem = f"is {vocab_size}"
-        raise ConfigError("model.vocab_size", problem, f"set it to {MIN_VOCAB_SIZE} at least")
+        raise ConfigError("model.vocab_size", problem, f"set it to at least {MIN_VOCAB_SIZE}")
     wanted: dict[str, int | str] = {
         "vocab_size": vocab_size,
         "max_seq_length": settings.max_seq_length,
@@ -84,9 +86,10 @@ def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) ->
 def split_held_out(
     documents: list[TextDocument],
 ) -> tuple[list[TextDocument], list[TextDocument]]:
-    """Training documents, and held-out documents without any sentence of a training document.
+    """Split documents into those for training and those that are held out.
 
-    The hash of its text alone decides if a document is held out, so new documents move no others.
+    Held-out documents lose all sentences that also occur in a training document. Only the hash of
+    its text decides if a document is held out, so new documents do not move others.
     """
     train: list[TextDocument] = []
     held_out: list[TextDocument] = []
@@ -101,6 +104,7 @@ def split_held_out(
 
 
 def _is_ready(set_dir: Path, wanted: dict[str, int | str]) -> bool:
+    """Return True if the set is complete. Raises DataError if it was made with other settings."""
     if not (set_dir / "index" / "dataset.json").exists():
         return False
     manifest = Manifest.load(set_dir)
@@ -110,8 +114,8 @@ def _is_ready(set_dir: Path, wanted: dict[str, int | str]) -> bool:
     found.update({name: corpus.get(name) for name in provenance})
     for name, value in {**wanted, **provenance}.items():
         if found[name] != value:
-            problem = f"was made with {name} = {found[name]}, now it is {value}"
-            raise DataError(str(set_dir), problem, "name a new directory or delete this one")
+            problem = f"was made with {name} = {found[name]}, but now it is {value}"
+            raise DataError(str(set_dir), problem, "use a new directory, or delete this one")
     return True
 
 
@@ -164,19 +168,21 @@ def _summary(corpus: dict[str, str], train: Manifest, held_out: Manifest) -> str
         for manifest in (train, held_out)
     ]
     return (
-        f"embedded corpus: {corpus['documents']} documents, {corpus['sentences']} sentences; "
-        f"train {train.num_samples} examples of {tokens[0]} tokens; "
-        f"eval {held_out.num_samples} examples of {tokens[1]} tokens with "
-        f"{held_out.baseline.masked_tokens} masked; without context "
-        f"{held_out.baseline.context_free_accuracy:.4f}, on [MASK] inputs alone "
-        f"{held_out.baseline.mask_only_accuracy:.4f}"
+        f"embedded corpus: {int(corpus['documents']):,} documents with "
+        f"{int(corpus['sentences']):,} sentences\n"
+        f"train: {train.num_samples:,} examples with {tokens[0]:,} tokens\n"
+        f"eval: {held_out.num_samples:,} examples with {tokens[1]:,} tokens, of which "
+        f"{held_out.baseline.masked_tokens:,} are masked\n"
+        f"context-free baseline: accuracy {held_out.baseline.context_free_accuracy:.4f}, and "
+        f"{held_out.baseline.mask_only_accuracy:.4f} on [MASK] inputs only"
     )
 
 
 def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
-    """Distinct ASCII documents of at least two sentences, from `stdlib` or this Python's library.
+    """Collect distinct ASCII documents of at least two sentences.
 
-    Raises DataError if there is not enough text, as in a Python without its sources.
+    They come from the library in `stdlib`, by default that of this Python. Raises DataError if
+    there is not enough text, for example because this Python has no sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if stdlib is None else stdlib
     documents = [prose_sentences(text) for text in _topics(root / "pydoc_data" / "topics.py")]
@@ -184,13 +190,13 @@ def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
         documents += _module_documents(path)
     distinct = list(dict.fromkeys(document for document in documents if len(document) >= 2))
     if len(distinct) < MIN_DOCUMENTS:
-        problem = f"has documentation for {len(distinct)} documents, {MIN_DOCUMENTS} are needed"
-        raise DataError(str(root), problem, "use a Python installed with its library's sources")
+        problem = f"has only {len(distinct)} of {MIN_DOCUMENTS} documents that are needed"
+        raise DataError(str(root), problem, "use a Python that has the sources of its library")
     return distinct
 
 
 def prose_sentences(docstring: str) -> TextDocument:
-    """The sentences of a docstring's prose paragraphs; code, tables and titles are dropped."""
+    """Return the sentences of a docstring's prose, without code, tables and titles."""
     sentences: list[str] = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         for block in _blocks(paragraph.split("\n")):
@@ -204,12 +210,12 @@ def prose_sentences(docstring: str) -> TextDocument:
 
 
 def _blocks(lines: list[str]) -> Iterator[str]:
-    """Yield a paragraph's text, with list items separate and without their marks."""
+    """Yield a paragraph's text. Each list item is a block of its own, without its bullet."""
     block: list[str] = []
     for line in lines:
         if _CODE_LINE.match(line):
             yield " ".join(block)
-            return  # a prompt's output follows it
+            return  # The rest is code, or the output of a prompt.
         stripped = line.strip()
         if _BULLET.match(stripped):
             yield " ".join(block)
@@ -226,6 +232,7 @@ def _is_prose(block: str) -> bool:
 
 
 def _topics(path: Path) -> list[str]:
+    """Return the texts of Python's language topics."""
     tree = _parsed(path)
     if tree is None:
         return []
@@ -245,6 +252,7 @@ def _source_files(root: Path) -> list[Path]:
 
 
 def _module_documents(path: Path) -> list[TextDocument]:
+    """Return the documents of a module: its long docstrings, and its short ones joined."""
     tree = _parsed(path)
     if tree is None:
         return []
@@ -264,10 +272,11 @@ def _module_documents(path: Path) -> list[TextDocument]:
 
 
 def _parsed(path: Path) -> ast.Module | None:
+    """Parse a source file; None if it has no docstring or cannot be read or parsed."""
     try:
         source = path.read_bytes()
         if b'"""' not in source and b"'''" not in source and path.name != "topics.py":
-            return None  # no docstring worth parsing
+            return None  # It has no docstring.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in old docstrings
             return ast.parse(source)

@@ -1,11 +1,11 @@
-r"""Text files to documents of token ids: sentence splitting, cleaning, tokenisation.
+r"""Reads text files as documents of token ids: splits sentences, cleans and tokenizes them.
 
-Files are UTF-8; lines end at \n only. A sentence file has one sentence per line and an empty line
-between documents. A paragraph file (`split_sentences`) has an empty line between documents too; the
-lines of a document are joined with a space and split into sentences.
+Files are UTF-8, and lines end at \n only. In a sentence file, each line is a sentence, and an empty
+line separates documents. In a paragraph file (`split_sentences`), an empty line separates documents
+too. The lines of a document are joined with spaces and then split into sentences.
 
-A sentence ends at `.`, `!` or `?` (one or more), with any closing quotes and brackets after it,
-when white space follows and then an upper-case letter, a digit or an opening quote or bracket. A
+A sentence ends at one or more of `.`, `!` and `?`, with the closing quotes and brackets after them.
+White space must follow, and then an upper-case letter, a digit, or an opening quote or bracket. A
 full stop does not end a sentence after a known abbreviation (Mr., e.g., vs.) or after a single
 letter (an initial such as `J. Smith`, or `U.S.`), unless that letter is `I`.
 """
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from mlperf_bert.errors import DataError
 from mlperf_bert.vocabulary.any_vocabulary import Encoder
 
-# Passes over held-out text, with new segments and masks: one gives too few masked tokens for a
-# steady accuracy.
+# Number of passes over held-out text, each with new segments and masks. One pass has too few masked
+# tokens for a stable accuracy.
 EVAL_DUPE_FACTOR = 2
 
 _ABBREVIATION = re.compile(
@@ -33,15 +33,15 @@ _ABBREVIATION = re.compile(
     "|e\\.g|i\\.e|approx|dept|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec",
     re.IGNORECASE,
 )
-# These may end a sentence too ("apples, pears, etc. The next ..."), so they join only with
-# a digit, which can hardly start one ("no. 5", "et al. 2019").
+# These may end a sentence too ("apples, pears, etc. The next ..."). So the sentence only continues
+# if a digit follows, because a digit rarely starts a sentence ("no. 5", "et al. 2019").
 _ABBREVIATION_OR_END = re.compile("etc|no|inc|ltd|co|corp|al", re.IGNORECASE)
 _CANDIDATE = re.compile(r"""([.!?]+)(["'\u2019\u201d)\]]*)\s+(?=["'\u2018\u201c(\[]*[^\W_a-z])""")
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]+$")
 
 
 def split_sentences(text: str) -> list[str]:
-    """Non-empty sentences of `text`, stripped, with runs of white space made one space."""
+    """Split `text` into non-empty sentences. Each run of white space becomes one space."""
     text = " ".join(text.split())
     sentences = []
     start = 0
@@ -54,6 +54,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
+    """Return True if the sentence from `start` on ends at `match` of `_CANDIDATE`."""
     following = text[match.end() :].lstrip("\"'\u2018\u201c([")[:1]
     if not (following.isupper() or following.isdigit()):
         return False
@@ -70,17 +71,17 @@ def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def digest_of(document: str) -> int:
-    """A document's rank in the order of holding out, 0 .. 2**64 - 1."""
+    """Return a hash, 0 .. 2**64 - 1, that decides if a document is held out."""
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=b"held out").digest()
     return int.from_bytes(digest, "big")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Documents:
-    """D documents of N sentences of T tokens, laid end to end; no document or sentence is empty.
+    """D documents with N sentences and T tokens in all, end to end. None of them is empty.
 
-    Memory: 2 bytes per token (4 if the vocabulary has more than 65,536 words), 8 per sentence and 8
-    per document: 2.4 bytes per token at 20 tokens per sentence.
+    It needs 2 bytes per token (4 if the vocabulary has more than 65,536 words), and 8 per sentence
+    and per document. These are about 2.4 bytes per token with 20 tokens per sentence.
     """
 
     tokens: NDArray[Any]  # uint16 or uint32 [T]
@@ -100,23 +101,26 @@ class SourceText:
 
 
 def read_text(path: Path) -> SourceText:
-    """Read a whole text file. Raises DataError when it is missing, empty or not UTF-8."""
+    """Read a whole text file. Raises DataError if it is missing, empty or not UTF-8."""
     try:
         contents = path.read_bytes()
         text = contents.decode("utf-8")
     except OSError as error:
         problem = error.strerror or "cannot be read"
-        raise DataError(str(path), problem, "give a readable text file") from None
+        raise DataError(str(path), problem, "use a readable text file") from None
     except UnicodeDecodeError as error:
         problem = f"is not UTF-8 at byte {error.start}"
         raise DataError(str(path), problem, "convert it to UTF-8") from None
     if not text.strip():
-        raise DataError(str(path), "is empty", "give a file with text")
+        raise DataError(str(path), "is empty", "use a file with text")
     return SourceText(text, hashlib.sha256(contents).hexdigest())
 
 
 def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documents:
-    """Documents with at least one word piece; the module's docstring gives the two text layouts."""
+    """Tokenize a text in one of the two layouts that the module's docstring describes.
+
+    Documents without any token are dropped.
+    """
     lines = _sentence_lines(text) if split else (line.strip() for line in text.split("\n"))
     tokens = bytearray()
     sentence_offsets = array("q", [0])  # into `tokens`, in bytes
@@ -137,7 +141,7 @@ def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documen
 
 
 def _end_document(document_offsets: "array[int]", num_sentences: int) -> None:
-    if num_sentences > document_offsets[-1]:  # skip an empty document
+    if num_sentences > document_offsets[-1]:  # Otherwise the document is empty.
         document_offsets.append(num_sentences)
 
 

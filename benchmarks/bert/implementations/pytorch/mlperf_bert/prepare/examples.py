@@ -1,12 +1,12 @@
-"""Documents of token ids to masked examples that equal the MLPerf reference's token by token.
+"""Makes masked examples from documents of token ids, equal to those of the MLPerf reference.
 
-The compiled code comes first: CPython's random stream, with every draw in the reference's order;
-one pass over the documents; one document; one example; arrays that grow. Its callers follow. The
-compiled part is one file because of numba's cache, see compiled.py. tests/plain_examples.py does
-the same in plain Python, and tests compare the two.
+The compiled functions come first: CPython's random stream, one pass over the documents, one
+document, one example, and arrays that grow. Their callers follow. All random numbers are drawn in
+the order of the reference. The compiled functions are all in one file because of numba's cache, see
+compiled.py. Tests compare them with tests/plain_examples.py, which does the same in plain Python.
 
-Sentences of a document lie end to end, so a segment is a span of the text's tokens: nothing is
-copied until an example is written.
+The sentences of a document are stored end to end, so a segment is a span of the text's tokens, and
+nothing is copied until an example is written.
 """
 
 import random
@@ -28,8 +28,8 @@ from mlperf_bert.vocabulary.any_vocabulary import AnyVocabulary
 
 IntArray = NDArray[np.int64]
 Span = tuple[int, int]  # start, end
-# CPython's generator: 624 words of state, their 624 words of output, and the number of used ones.
-# int64 [1249] although the words have 32 bits: mixing them shifts bits up past the 32nd.
+# CPython's generator: 624 words of state, 624 words of output, and the number of used output words.
+# The words have 32 bits, but the array is int64 [1249], because mixing shifts bits past the 32nd.
 Stream = NDArray[Any]
 
 WORDS = 624
@@ -38,7 +38,7 @@ _FIRST = (4096, 4096, 4096)  # examples, tokens, masked positions
 
 
 class Work(NamedTuple):
-    """Inputs and scratch arrays of example making. D documents, N sentences, T tokens."""
+    """Inputs and scratch arrays for D documents with N sentences and T tokens."""
 
     stream: Stream  # [1249], advanced by every draw
     tokens: NDArray[Any]  # [T]
@@ -46,8 +46,8 @@ class Work(NamedTuple):
     document_offsets: IntArray  # [D + 1] into sentences
     order: IntArray  # [D]: 0 .. D - 1, shuffled in place
     candidates: IntArray  # [max_seq_length], scratch: positions that may be masked
-    originals: IntArray  # [max_seq_length], scratch: original token where masked, else -1
-    room: int  # most tokens of both segments
+    originals: IntArray  # [max_seq_length], scratch: original token if masked, otherwise -1
+    max_tokens: int  # of both segments together
     max_predictions: int
     vocab_size: int
     cls_id: int
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Examples laid end to end, like `ShardArrays`, in arrays with room to spare."""
+    """Examples end to end, like `ShardArrays`, in arrays that may be longer than needed."""
 
     input_ids: NDArray[Any]
     offsets: IntArray
@@ -67,8 +67,8 @@ class Collected(NamedTuple):
     next_sentence_label: NDArray[np.uint8]
 
 
-def room_for(examples: int, tokens: int, masked: int, dtype: npt.DTypeLike) -> Collected:
-    """Empty arrays for these total numbers of examples, tokens and masked positions."""
+def empty_examples(examples: int, tokens: int, masked: int, dtype: npt.DTypeLike) -> Collected:
+    """Allocate arrays for these total numbers of examples, tokens and masked positions."""
     return Collected(
         np.empty(tokens, dtype),
         np.zeros(examples + 1, np.int64),
@@ -82,7 +82,10 @@ def room_for(examples: int, tokens: int, masked: int, dtype: npt.DTypeLike) -> C
 
 @compiled
 def refill(stream: Stream) -> None:
-    """The next 624 words of MT19937 (Matsumoto and Nishimura 1998): first state, then output."""
+    """Generate 624 words of MT19937, first the state and then the output.
+
+    Source: Matsumoto and Nishimura, 1998.
+    """
     for i in range(WORDS):
         following = i + 1 if i + 1 < WORDS else 0
         distant = i + 397 if i + 397 < WORDS else i + 397 - WORDS
@@ -98,7 +101,7 @@ def refill(stream: Stream) -> None:
 
 @compiled
 def next_word(stream: Stream) -> int:
-    """The next 32 random bits."""
+    """Draw 32 random bits."""
     if stream[USED] == WORDS:
         refill(stream)
     stream[USED] += 1
@@ -107,7 +110,7 @@ def next_word(stream: Stream) -> int:
 
 @compiled
 def uniform(stream: Stream) -> float:
-    """`random()`: 53 random bits, the high ones drawn first."""
+    """Draw a number like Python's `random()`, from 53 random bits. The high bits come first."""
     high = next_word(stream) >> 5
     low = next_word(stream) >> 6
     return (high * 67108864.0 + low) / 9007199254740992.0
@@ -115,9 +118,10 @@ def uniform(stream: Stream) -> float:
 
 @compiled
 def between(stream: Stream, low: int, high: int) -> int:
-    """`randint(low, high)`, both ends included, over fewer than 2**32 integers.
+    """Draw an integer like Python's `randint(low, high)`, which includes both ends.
 
-    Draws as many top bits of a word as the number of integers has, until they are below it.
+    The range must have fewer than 2**32 integers. As many top bits of a word are drawn as the size
+    of the range has, again and again until they are below that size.
     """
     size = high - low + 1
     shift = 32
@@ -131,10 +135,11 @@ def between(stream: Stream, low: int, high: int) -> int:
 
 @compiled
 def shuffle(stream: Stream, items: IntArray) -> None:
-    """`shuffle(items)`: from the last place down, swap it with place `between(0, last)`.
+    """Shuffle in place like Python's `shuffle(items)`.
 
-    Most of the time goes here, so the drawing is written without its unpredictable branch: a word
-    that is too large swaps the place with itself, and the same place is drawn again.
+    From the last position down, each is swapped with position `between(0, last)`. Most of the time
+    is spent here, so drawing avoids an unpredictable branch: a word that is too large swaps the
+    position with itself, and then another word is drawn for it.
     """
     used = stream[USED]
     shift = 0
@@ -147,15 +152,15 @@ def shuffle(stream: Stream, items: IntArray) -> None:
             used = 0
         drawn = stream[WORDS + used] >> shift
         used += 1
-        place = min(drawn, last)
-        items[last], items[place] = items[place], items[last]
+        other = min(drawn, last)
+        items[last], items[other] = items[other], items[last]
         last -= drawn <= last
     stream[USED] = used
 
 
 @compiled
 def add_pass(work: Work, found: Collected, count: int) -> tuple[Collected, int]:
-    """Add the examples of one pass over all documents; `count` were there before."""
+    """Add the examples of one pass over all documents to the `count` existing examples."""
     for number in range(len(work.order)):
         found, count = _add_document(work, number, found, count)
     return found, count
@@ -163,13 +168,13 @@ def add_pass(work: Work, found: Collected, count: int) -> tuple[Collected, int]:
 
 @compiled
 def _add_document(work: Work, number: int, found: Collected, count: int) -> tuple[Collected, int]:
-    """Add the examples of document `number` of the shuffled order; `count` were there before."""
+    """Add the examples of document `number` of the shuffled order to `count` existing ones."""
     document = work.order[number]
     end = work.document_offsets[document + 1]
     offsets = work.sentence_offsets
-    target = work.room
+    target = work.max_tokens
     if uniform(work.stream) < 0.1:
-        target = between(work.stream, 2, work.room)
+        target = between(work.stream, 2, work.max_tokens)
     first = work.document_offsets[document]  # of the sentences collected so far
     after = first
     while after < end:
@@ -183,10 +188,10 @@ def _add_document(work: Work, number: int, found: Collected, count: int) -> tupl
         is_random = after - first == 1 or uniform(work.stream) < 0.5
         if is_random:
             segment_b = _random_segment(work, number, target - (segment_a[1] - segment_a[0]))
-            after = start_of_rest  # unused sentences are visited again
+            after = start_of_rest  # The unused sentences are visited again.
         else:
             segment_b = (offsets[start_of_rest], offsets[after])
-        found = _with_room(found, count, work)
+        found = _with_space(found, count, work)
         _add_example(work, segment_a, segment_b, is_random, found, count)
         count += 1
         first = after
@@ -195,9 +200,9 @@ def _add_document(work: Work, number: int, found: Collected, count: int) -> tupl
 
 @compiled
 def _random_segment(work: Work, number: int, wanted: int) -> Span:
-    """Sentences of a random other document, with at least `wanted` tokens if it has them."""
+    """Return sentences of a random other document, with at least `wanted` tokens if possible."""
     other = number
-    for _ in range(10):  # with few documents, all ten draws may hit the document itself
+    for _ in range(10):  # With few documents, all ten draws may be the document itself.
         other = between(work.stream, 0, len(work.order) - 1)
         if other != number:
             break
@@ -215,6 +220,7 @@ def _random_segment(work: Work, number: int, wanted: int) -> Span:
 def _add_example(
     work: Work, segment_a: Span, segment_b: Span, is_random: bool, found: Collected, count: int
 ) -> None:
+    """Write, mask and store one example after the `count` existing examples."""
     segment_a, segment_b = _shortened(work, segment_a, segment_b)
     start_of_b = segment_a[1] - segment_a[0] + 2
     num_tokens = start_of_b + segment_b[1] - segment_b[0] + 1
@@ -241,10 +247,10 @@ def _add_example(
 
 @compiled
 def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span]:
-    """Both segments cut to fit: one token at a time off the longer segment, or off B when equal."""
+    """Cut both segments to fit, one token at a time from the longer one, or from B if equal."""
     start_a, end_a = segment_a
     start_b, end_b = segment_b
-    for _ in range(end_a - start_a + end_b - start_b - work.room):
+    for _ in range(end_a - start_a + end_b - start_b - work.max_tokens):
         from_front = uniform(work.stream) < 0.5
         if end_a - start_a > end_b - start_b:
             if from_front:
@@ -260,14 +266,14 @@ def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span
 
 @compiled
 def _mask(work: Work, tokens: NDArray[Any], start_of_b: int) -> None:
-    """Mask `tokens` in place; `work.originals` gets their original values."""
+    """Mask `tokens` in place, and store their original values in `work.originals`."""
     num_tokens = len(tokens)
     candidates = work.candidates[: num_tokens - 3]
     for i in range(len(candidates)):
         candidates[i] = i + 1 if i + 1 < start_of_b - 1 else i + 2
-    # Shuffle all, though few are masked: the first places are filled last.
+    # All candidates must be shuffled although few are masked, because the first ones come last.
     shuffle(work.stream, candidates)
-    # round() is half to even, as in the reference.
+    # round() rounds half to even, as in the reference.
     num_masked = min(work.max_predictions, max(1, round(num_tokens * 0.15)))
     for position in candidates[:num_masked]:
         work.originals[position] = tokens[position]
@@ -278,11 +284,11 @@ def _mask(work: Work, tokens: NDArray[Any], start_of_b: int) -> None:
 
 
 @compiled
-def _with_room(found: Collected, count: int, work: Work) -> Collected:
-    """`found` with room for one more example of any size."""
+def _with_space(found: Collected, count: int, work: Work) -> Collected:
+    """Return `found` with space for one more example of any size."""
     masked = found.masked_lm_offsets[count] + work.max_predictions + 1
     return Collected(
-        _grown(found.input_ids, found.offsets[count] + work.room + 3),
+        _grown(found.input_ids, found.offsets[count] + work.max_tokens + 3),
         _grown(found.offsets, count + 2),
         _grown(found.segment_b_start, count + 1),
         _grown(found.masked_lm_positions, masked),
@@ -294,7 +300,7 @@ def _with_room(found: Collected, count: int, work: Work) -> Collected:
 
 @compiled
 def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
-    """`values`, or a copy at least twice as long, so that the total copying is linear."""
+    """Return `values`, or a copy at least twice as long, so that the copying takes linear time."""
     if needed <= len(values):
         return values
     larger = np.empty(max(needed, 2 * len(values)), values.dtype)
@@ -304,7 +310,7 @@ def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
 
 @compiled
 def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, end: int) -> None:
-    """Do `target[at : at + end - start] = source[start:end]`, which numba compiles for seconds."""
+    """Do `target[at : at + end - start] = source[start:end]`, which takes numba long to compile."""
     for i in range(end - start):
         target[at + i] = source[start + i]
 
@@ -312,10 +318,10 @@ def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, e
 def make_examples(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings
 ) -> ShardArrays:
-    """All examples of every pass, shuffled; needs at least two documents.
+    """Return the shuffled examples of all passes. There must be at least two documents.
 
-    At its peak this holds the examples about twice: unshuffled and shuffled. Ctrl-C waits for the
-    end of a pass.
+    The peak memory is about twice that of the examples, once unshuffled and once shuffled. Ctrl-C
+    takes effect at the end of a pass.
     """
     longest = settings.max_seq_length
     work = Work(
@@ -326,14 +332,14 @@ def make_examples(
         order=np.arange(len(documents)),
         candidates=np.empty(longest, dtype=np.int64),
         originals=np.full(longest, -1, dtype=np.int64),
-        room=longest - 3,
+        max_tokens=longest - 3,
         max_predictions=settings.max_predictions,
         vocab_size=len(vocabulary),
         cls_id=vocabulary.cls_id,
         sep_id=vocabulary.sep_id,
         mask_id=vocabulary.mask_id,
     )
-    found, count = room_for(*_FIRST, documents.tokens.dtype), 0
+    found, count = empty_examples(*_FIRST, documents.tokens.dtype), 0
     shuffle(work.stream, work.order)
     for _ in range(settings.dupe_factor):
         with interrupt_deferred():
@@ -344,14 +350,14 @@ def make_examples(
 
 
 def new_stream(seed: int) -> Stream:
-    """The state of `random.Random(seed)` in the form of the compiled code, int64 [1249]."""
+    """Return the state of `random.Random(seed)` for the compiled code, int64 [1249]."""
     *state, used = random.Random(seed).getstate()[1]
-    assert used == WORDS  # a new generator has no output yet: the first use makes it
+    assert used == WORDS  # A new generator generates its output at first use.
     return np.array([*state, *[0] * WORDS, WORDS], dtype=np.int64)
 
 
 def take_examples(examples: ShardArrays, order: NDArray[np.int64]) -> ShardArrays:
-    """The examples numbered in `order`, in that order."""
+    """Return the examples numbered in `order`, in that order."""
     masked_offsets = examples.masked_lm_offsets
     with interrupt_deferred():
         tokens, offsets = _gather(examples.input_ids, examples.offsets, order)
@@ -369,13 +375,16 @@ def take_examples(examples: ShardArrays, order: NDArray[np.int64]) -> ShardArray
 
 
 def pick_evenly(examples: ShardArrays, count: int) -> ShardArrays:
-    """Numbers int(i * n / count), i = 0 .. count - 1, of the n examples; needs n >= count."""
+    """Pick `count` of n examples evenly: the numbers int(i * n / count) for i = 0 .. count - 1.
+
+    There must be at least `count` examples.
+    """
     total = len(examples.segment_b_start)
     return take_examples(examples, np.array([int(i * total / count) for i in range(count)]))
 
 
 def used_part(found: Collected, count: int) -> ShardArrays:
-    """Views of the first `count` examples."""
+    """Return views of the first `count` examples."""
     num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
     ends = (num_tokens, count + 1, count, num_masked, num_masked, count + 1, count)
     arrays = zip(found._asdict().items(), ends, strict=True)
@@ -383,7 +392,7 @@ def used_part(found: Collected, count: int) -> ShardArrays:
 
 
 def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
-    """The examples of all parts (at least one), in order."""
+    """Join the examples of all parts in order. There must be at least one part."""
     arrays: dict[str, NDArray[Any]] = {}
     for name in ShardArrays.__slots__:
         values = [getattr(part, name) for part in parts]
@@ -397,9 +406,9 @@ def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Defer a Ctrl-C, because it crashes the process while numba boxes a result."""
+    """Defer Ctrl-C until the end of the body, because it crashes the process in numba's code."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python's handlers run in the main thread only
+        yield  # Python's handlers only run in the main thread.
         return
     arrived: list[int] = []
     previous = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
@@ -408,14 +417,14 @@ def interrupt_deferred() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous)
     if arrived:
-        signal.raise_signal(signal.SIGINT)  # now deliver the deferred Ctrl-C
+        signal.raise_signal(signal.SIGINT)  # delivers the deferred Ctrl-C
 
 
 @compiled
 def _gather(
     values: NDArray[Any], offsets: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The spans numbered in `rows`, laid end to end, and their offsets."""
+    """Return the spans numbered in `rows` end to end, and their offsets."""
     new_offsets = np.zeros(len(rows) + 1, np.int64)
     for i in range(len(rows)):
         new_offsets[i + 1] = new_offsets[i] + offsets[rows[i] + 1] - offsets[rows[i]]

@@ -1,8 +1,9 @@
-"""HDF5 files of published submissions to a prepared set: one shard per file, in parallel, checked.
+"""Imports HDF5 files of published submissions as a prepared set, with one shard per file.
 
-The files have the layout of MLPerf's and NVIDIA's BERT: one row per example, padded with zeros.
-input_ids, input_mask and segment_ids have the shape [n, S], masked_lm_positions and masked_lm_ids
-[n, P], next_sentence_labels [n] or [n, 1]. Other datasets of the file are ignored.
+The files have the layout of MLPerf's and NVIDIA's BERT, with one row per example, padded with
+zeros. The shapes are [n, S] for input_ids, input_mask and segment_ids, [n, P] for
+masked_lm_positions and masked_lm_ids, and [n] or [n, 1] for next_sentence_labels. Other datasets in
+the files are ignored. All examples are checked. Files are imported in parallel.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,93 +39,93 @@ from mlperf_bert.prepare.examples import joined
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
-REMEDY = "give the vocabulary and limits that it was made with, or get the file again"
-_HDF5_REMEDY = "get the file again, or one with examples of BERT's pre-training"
+REMEDY = "use the vocabulary and the limits that it was made with, or download the file again"
+_HDF5_REMEDY = "download the file again, or use one with examples for BERT pre-training"
 _OF_TOKENS = ("input_ids", "input_mask", "segment_ids")
 _OF_MASKS = ("masked_lm_positions", "masked_lm_ids")
 _NEXT = "next_sentence_labels"
 _ROWS_AT_A_TIME = 4096
-_CACHE_BYTES = 32 * 2**20  # a dataset: so that no chunk is unpacked again for every piece
+_CACHE_BYTES = 32 * 2**20  # per dataset, so that each chunk is only unpacked once
 
 Rows = dict[str, NDArray[Any]]  # name of a dataset -> some of its rows
 
 
 def read_examples(path: Path, vocabulary: Vocabulary, settings: ShardSettings) -> ShardArrays:
-    """The examples of all rows of an HDF5 file, in order.
+    """Read the examples of all rows of an HDF5 file, in order.
 
-    Raises DataError if it is no such file, or if a row, named from 0, holds no example of this
-    vocabulary within the limits of `settings`.
+    Raises DataError if the file has another layout, or if a row is not an example of this
+    vocabulary within the limits of `settings`. The error counts rows from 0.
     """
     parts: list[ShardArrays] = []
     try:
         with h5py.File(path, "r", locking=False, rdcc_nbytes=_CACHE_BYTES) as file:
             first = 0
             for rows in _pieces(file):
-                parts.append(_take(path, first, rows, vocabulary, settings))
+                parts.append(_convert(path, first, rows, vocabulary, settings))
                 first += len(rows["input_ids"])
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(str(path), f"cannot be read ({error})", _HDF5_REMEDY) from None
     if not parts:
-        raise DataError(str(path), "holds no examples", "give another file")
+        raise DataError(str(path), "has no examples", "use another file")
     return joined(parts)
 
 
 def _pieces(file: h5py.File) -> Iterator[Rows]:
-    """Yield the rows, some thousands at a time; ValueError if these datasets make no examples."""
+    """Yield the rows, some thousands at a time. Raises ValueError if the layout is wrong."""
     datasets = {name: file[name] for name in (*_OF_TOKENS, *_OF_MASKS, _NEXT)}
     for name, dataset in datasets.items():
         if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "iu":
-            raise ValueError(f"{name} holds no integers in rows of one length")
+            raise ValueError(f"{name} is not an array of integers")
     shapes = {name: dataset.shape for name, dataset in datasets.items()}
     for names in (_OF_TOKENS, _OF_MASKS):
         expected = shapes[names[0]]
         for name in names:
             if len(shapes[name]) != 2 or shapes[name] != expected:
-                problem = f"{name} has the shape {shapes[name]}, {names[0]} has {expected}"
-                raise ValueError(f"{problem}; [rows, length] is needed, alike in both")
+                problem = f"{name} has the shape {shapes[name]}, and {names[0]} has {expected}"
+                raise ValueError(f"{problem}, but both must have the same shape [rows, length]")
     num_rows = shapes["input_ids"][0]
     if shapes["masked_lm_ids"][0] != num_rows or shapes[_NEXT] not in ((num_rows,), (num_rows, 1)):
-        raise ValueError(f"masked_lm_ids or {_NEXT} has another number of rows than input_ids")
+        raise ValueError(f"masked_lm_ids, {_NEXT} and input_ids differ in their number of rows")
     for first in range(0, num_rows, _ROWS_AT_A_TIME):
         end = first + _ROWS_AT_A_TIME
         yield {name: dataset[first:end] for name, dataset in datasets.items()}
 
 
-def _take(
+def _convert(
     path: Path, first: int, rows: Rows, vocabulary: Vocabulary, settings: ShardSettings
 ) -> ShardArrays:
-    """The examples of rows of which row `first` of the file is the first."""
+    """Check and convert consecutive rows. `first` is the number of the first row in the file."""
     ids, mask, segments = (rows[name] for name in _OF_TOKENS)  # [n, S]
     positions, labels = (rows[name] for name in _OF_MASKS)  # [n, P]
     next_labels = rows[_NEXT].reshape(-1)
     lengths = (mask != 0).sum(axis=1)
-    counts = (positions != 0).sum(axis=1)  # no mask is on [CLS], which is at position 0
+    counts = (positions != 0).sum(axis=1)  # Position 0 is [CLS], which is never masked.
     starts_of_b = ((mask != 0) & (segments == 0)).sum(axis=1)
-    places = np.arange(ids.shape[1])
-    is_token = places < lengths[:, None]
+    columns = np.arange(ids.shape[1])
+    is_token = columns < lengths[:, None]
     is_masked = np.arange(positions.shape[1]) < counts[:, None]
     is_padding = (ids == 0) | (ids == vocabulary.pad_id)
     problems = {
         "has input_ids outside the vocabulary": (ids < 0) | (ids >= len(vocabulary)),
         "has an input_mask that is not ones and then zeros": mask != is_token,
-        "has something else than zeros where input_mask is zero": ~is_token
+        "has values other than zeros where input_mask is zero": ~is_token
         & ~(is_padding & (segments == 0)),
-        "has something else than zeros after its masked positions": ~is_masked
+        "has values other than zeros after its masked positions": ~is_masked
         & ((positions != 0) | (labels != 0)),
-        f"has an example of fewer than {MIN_LENGTH} tokens": lengths < MIN_LENGTH,
-        "has an example of more tokens than --max-seq-length": lengths > settings.max_seq_length,
+        f"has an example with fewer than {MIN_LENGTH} tokens": lengths < MIN_LENGTH,
+        "has an example with more tokens than --max-seq-length": lengths > settings.max_seq_length,
         "has an example without masked positions": counts == 0,
-        "has an example of more masked positions than --max-predictions": (
+        "has an example with more masked positions than --max-predictions": (
             counts > settings.max_predictions
         ),
         "has segment_ids that are not zeros and then ones": (
-            is_token & (segments != (places >= starts_of_b[:, None]))
+            is_token & (segments != (columns >= starts_of_b[:, None]))
         ),
         "has masked_lm_ids outside the vocabulary": (labels < 0) | (labels >= len(vocabulary)),
-        "has masked_lm_positions outside its example": (
+        "has masked_lm_positions outside the example": (
             is_masked & ((positions < 0) | (positions >= lengths[:, None]))
         ),
-        "has a next_sentence_labels other than 0 and 1": (next_labels < 0) | (next_labels > 1),
+        "has next_sentence_labels other than 0 and 1": (next_labels < 0) | (next_labels > 1),
     }
     for problem, is_wrong in problems.items():
         wrong_rows = np.flatnonzero(is_wrong.reshape(len(ids), -1).any(axis=1))
@@ -151,14 +152,14 @@ def import_set(
     workers: int,
     quiet: bool = False,
 ) -> Manifest:
-    """Make or finish the prepared set `out_dir`, and verify it (fast).
+    """Make or complete the prepared set `out_dir`, and verify it with the fast check.
 
-    Like `prepare_text`, but `settings` are the limits with which the examples were made, and
-    `vocab_path` is the vocabulary. Raises ConfigError and DataError.
+    It works like `prepare_text`, but `settings` and `vocab_path` are the limits and the vocabulary
+    with which the examples were made. Raises ConfigError and DataError.
     """
     if vocab_path.suffix == ".json":
-        problem = f"{vocab_path}: files of examples are read with word pieces"
-        raise ConfigError("--vocab", problem, "give the vocab.txt that they were made with")
+        problem = f"{vocab_path} is not a word-piece vocabulary"
+        raise ConfigError("--vocab", problem, "name the vocab.txt that the examples were made with")
     vocabulary = load_vocabulary(vocab_path)
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
@@ -178,14 +179,14 @@ def import_set(
 
 
 def import_shard(job: ShardJob) -> Tally:
-    """Make one shard of a file with examples unless the shard exists; count what it holds.
+    """Make one shard from a file with examples unless it exists, and count its tokens.
 
-    Raises DataError for a faulty file or vocabulary, and for examples that `verify --full` would
-    refuse. It checks the places of [CLS], [SEP] and masked positions; 15 % of the tokens masked;
-    that next-sentence labels change; and unknown words.
+    It makes the checks of `verify --full`: the positions of [CLS], [SEP] and masked tokens, that
+    15% of the tokens are masked, that both next-sentence labels occur, and the share of unknown
+    words. Raises DataError if one of them fails, or if the file or the vocabulary is not usable.
     """
     path, settings = job.text_path, job.settings
-    source_sha256 = file_digest(path, "give a readable file")
+    source_sha256 = file_digest(path, "use a readable file")
     if is_finished(job, source_sha256):
         return Tally()
     vocabulary = load_vocabulary(job.vocab_path)

@@ -1,4 +1,4 @@
-"""Jobs done by worker processes, or by this one if a second process would not help."""
+"""Runs jobs in worker processes, or in this process if more would not help."""
 
 import multiprocessing
 import signal
@@ -26,11 +26,11 @@ def run_with_progress(
     quiet: bool,
     stream: TextIO | None = None,
 ) -> Iterator[tuple[Job, Result]]:
-    """Yield each job with `function(job)`, in the order in which they end; no result is kept.
+    """Yield each job with `function(job)`, in the order in which they finish. Keeps no result.
 
-    Shows lines of its progress unless `quiet`: `sizes` are the jobs' bytes; `words` and `stream`
-    are those of `count_bytes`. Raises the errors of `function`, and DataError when a worker dies.
-    Ctrl-C reaches only this process, which then ends the workers: jobs must tolerate that.
+    It prints its progress unless `quiet`. `sizes` are the jobs' bytes, and `words` and `stream` are
+    those of `count_bytes`. Ctrl-C only reaches this process, which then ends the workers, so a job
+    can be interrupted at any time. Raises the errors of `function`, and DataError if a worker dies.
     """
     advance = count_bytes(len(jobs), sum(sizes), words=words, stream=stream)
     if workers == 1 or len(jobs) <= 1:
@@ -39,13 +39,13 @@ def run_with_progress(
             if not quiet:
                 advance(size)
         return
-    # spawn: a forked child would inherit locks of the caller's threads.
+    # Workers are spawned, because a forked child would inherit locks of the caller's threads.
     context = multiprocessing.get_context("spawn")
-    with _holding_back(signal.SIGHUP):
-        resource_tracker.ensure_running()  # started later, it would not hold Ctrl-C back
+    with _blocked(signal.SIGHUP):
+        resource_tracker.ensure_running()  # If started later, it would not block Ctrl-C.
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
         try:
-            with _holding_back(signal.SIGINT, signal.SIGHUP):  # what was held comes at its end
+            with _blocked(signal.SIGINT, signal.SIGHUP):  # They arrive when the block ends.
                 pairs = zip(jobs, sizes, strict=True)
                 futures = {pool.submit(function, job): (job, size) for job, size in pairs}
             for future in as_completed(list(futures)):
@@ -54,8 +54,8 @@ def run_with_progress(
                 if not quiet:
                     advance(size)
         except BrokenProcessPool:
-            problem = "a worker process died, most often for want of memory"
-            raise DataError("workers", problem, "use fewer and run again") from None
+            problem = "a worker process died, probably because there was not enough memory"
+            raise DataError("workers", problem, "use fewer workers, and run again") from None
         except (KeyboardInterrupt, GeneratorExit):
             for worker in multiprocessing.active_children():
                 worker.terminate()
@@ -65,11 +65,11 @@ def run_with_progress(
 
 
 @contextmanager
-def _holding_back(*numbers: signal.Signals) -> Iterator[None]:
-    """Block signals in this process, and for good in processes that are started meanwhile.
+def _blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Block signals in this process, and permanently in processes that are started meanwhile.
 
-    Otherwise each of them would print a traceback on Ctrl-C. The end of the terminal (SIGHUP) would
-    kill them, and this process would report that as a fault.
+    Otherwise each worker would print a traceback at Ctrl-C. If the terminal was closed (SIGHUP), it
+    would be killed, and this process would report that as an error.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

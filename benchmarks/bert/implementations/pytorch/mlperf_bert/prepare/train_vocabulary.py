@@ -1,8 +1,9 @@
-"""Reproducible training of a word-piece vocabulary.
+"""Trains a word-piece vocabulary reproducibly.
 
-It merges byte pairs over words, most frequent pair first, and equal counts in the order of the
-pair's text. The `tokenizers` library's trainer (0.23) breaks ties in hash order: the same text gave
-another vocabulary in every process, and with it other examples and accuracies.
+It merges pairs of pieces in words, the most frequent pair first, and pairs with equal counts in
+alphabetical order. The trainer of the `tokenizers` library (0.23) is not used, because it orders
+equal counts by hash. So the same text resulted in another vocabulary in every process, and in other
+examples and accuracies.
 """
 
 import heapq
@@ -19,24 +20,25 @@ MIN_PAIR_COUNT = 2
 
 
 def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
-    """Exactly `vocab_size` tokens of the words of some lines, as in `vocabulary_of_words`."""
+    """Train exactly `vocab_size` tokens from lines of text; see `vocabulary_of_words`."""
     return vocabulary_of_words(
         count_words(Counter(raw for line in lines for raw in line.split())), vocab_size
     )
 
 
 def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Exactly `vocab_size` tokens in file order: special tokens, characters, merged pieces.
+    """Return exactly `vocab_size` tokens in file order: special tokens, characters, merged pieces.
 
     `counts` comes from `count_words`. If the text has too few pieces, `[unused0]`, `[unused1]` and
-    so on fill the vocabulary. Raises ConfigError if special tokens and characters alone are more.
+    so on fill the vocabulary. Raises ConfigError if there are already more special tokens and
+    characters.
     """
     words = [[word[0], *("##" + char for char in word[1:])] for word in counts]
     alphabet = sorted({piece for pieces in words for piece in pieces})
     tokens = dict.fromkeys([*SPECIAL_TOKENS, *alphabet])
     if len(tokens) > vocab_size:
-        problem = f"is {vocab_size}, special tokens and characters alone are {len(tokens)}"
-        raise ConfigError("model.vocab_size", problem, "raise it")
+        problem = f"is {vocab_size}, but there are {len(tokens)} special tokens and characters"
+        raise ConfigError("model.vocab_size", problem, f"set it to at least {len(tokens)}")
     for piece in _merged_pieces(words, list(counts.values())):
         if len(tokens) == vocab_size:
             break
@@ -46,9 +48,9 @@ def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]
 
 
 def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
-    """Words and their counts, sorted by word, so that the order of lines does not matter.
+    """Count words, sorted by word, so that the order of lines does not matter.
 
-    `raw_counts` counts the strings between white space in the text.
+    `raw_counts` has the counts of the text's strings between white space.
     """
     counts: Counter[str] = Counter()
     for raw, count in raw_counts.items():
@@ -59,7 +61,10 @@ def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class _Pairs:
-    """Counts of neighbouring pieces, the words they are in, and a heap with lazy deletion."""
+    """Counts pairs of neighboring pieces, and finds the most frequent pair.
+
+    It knows the words of each pair, and uses a heap with lazy deletion.
+    """
 
     def __init__(self, words: list[list[str]], counts: list[int]) -> None:
         self.counts: defaultdict[Pair, int] = defaultdict(int)
@@ -72,6 +77,7 @@ class _Pairs:
         heapq.heapify(self._heap)
 
     def pop_best(self) -> Pair | None:
+        """Return the most frequent pair; None if no pair is frequent enough."""
         while self._heap:
             negative, pair = heapq.heappop(self._heap)
             count = self.counts[pair]
@@ -83,6 +89,7 @@ class _Pairs:
         return None
 
     def add(self, pair: Pair, count: int, word: int) -> None:
+        """Add `count`, which may be negative, to the count of a pair in a word."""
         self.counts[pair] += count
         if count > 0:
             self.words[pair].add(word)
@@ -90,6 +97,7 @@ class _Pairs:
 
 
 def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
+    """Yield merged pieces, the most frequent first. Replaces the pieces in `words`."""
     pairs = _Pairs(words, counts)
     while (best := pairs.pop_best()) is not None:
         merged = best[0] + best[1].removeprefix("##")
@@ -105,6 +113,7 @@ def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
 
 
 def _merge(pieces: list[str], pair: Pair, merged: str) -> list[str]:
+    """Return the pieces of a word with each occurrence of the pair merged."""
     result = []
     i = 0
     while i < len(pieces):

@@ -1,9 +1,9 @@
-"""Checks that a prepared set, or a pair of train/ and eval/, is complete and right.
+"""Checks that a prepared set, or a pair of train/ and eval/, is complete and correct.
 
 The fast check compares manifest, vocabulary, sidecars, sizes and index with each other, as training
-does when it starts, and hashes the shards of small sets. It goes on after a problem, so one report
-names every wrong file. The full check of a set without such problems reads every shard: its digest,
-its samples, and the index against them.
+does when it starts. It also hashes the shards of small sets. It continues after a problem, so that
+one report names every wrong file. The full check first does the same. If it finds no problem, it
+reads every shard, and checks its digest, its samples and their entries in the index.
 """
 
 import sys
@@ -55,35 +55,54 @@ PAIR = ("train", "eval")
 
 @dataclass(slots=True)
 class Report:
-    """What was found: a few lines about each set, and all problems."""
+    """The result of a check: a few lines about each set, all problems, and a verdict."""
 
     directory: Path
     is_full: bool
+    num_shards: int = 0
+    num_examples: int = 0
     lines: list[str] = field(default_factory=list)
     problems: list[DataError] = field(default_factory=list)
 
     def to_text(self) -> str:
-        """The lines, then the problems."""
-        check = "full" if self.is_full else "fast"
-        lines = [f"{self.directory}, {check} check", *self.lines]
-        count = len(self.problems)
-        lines.append(f"{count} problem{'s' if count > 1 else ''}:" if count else "no problem found")
+        """Return the lines, the problems, and the verdict as the last line."""
+        lines = [f"{self.directory}, {self._check} check", *self.lines]
         lines += [f"  {problem}" for problem in self.problems]
-        return "\n".join(one_line(line) for line in lines)
+        return "\n".join(one_line(line) for line in [*lines, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """One line that says if the data is OK."""
+        if self.problems:
+            return f"FAILED: {self._count_in_words()}, listed above"
+        return (
+            f"OK: {self.num_shards:,} shards with {self.num_examples:,} examples, and the "
+            f"{self._check} check found no problem"
+        )
 
     def raise_if_wrong(self) -> None:
         """Raise a DataError that counts the problems and names the first."""
         if self.problems:
             where, problem, remedy = (one_line(text) for text in self.problems[0].args)
-            summary = f"{len(self.problems)} wrong, the first: {where}: {problem}"
+            first = f"{where}: {problem}"
+            several = len(self.problems) > 1
+            summary = f"{self._count_in_words()}, the first: {first}" if several else first
             raise DataError(one_line(str(self.directory)), summary, remedy)
 
     def note(self, check: Callable[..., object], *args: object) -> None:
-        """Make a check, and keep the DataError that it may raise."""
+        """Run a check, and keep the DataError that it may raise."""
         try:
             check(*args)
         except DataError as error:
             self.problems.append(error)
+
+    @property
+    def _check(self) -> str:
+        return "full" if self.is_full else "fast"
+
+    def _count_in_words(self) -> str:
+        count = len(self.problems)
+        return f"{count} problem{'s' if count > 1 else ''}"
 
 
 def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) -> Report:
@@ -91,17 +110,19 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
 
     Args:
         directory: the set or the pair.
-        full: read the shards too, in `workers` processes, and show progress unless `quiet`.
+        full: read the shards too.
+        workers: number of processes that read shards.
+        quiet: show no progress.
 
     Raises:
-        ConfigError: `workers` out of range.
-        DataError: there is no such directory, or a worker process died. What is wrong with the
-            files is in the report.
+        ConfigError: if `workers` is out of range.
+        DataError: if there is no such directory, or if a worker process died. Problems of the files
+            are in the report instead.
     """
     if not 1 <= workers <= 4096:
         raise ConfigError("workers", f"is {workers}", "set it within 1 .. 4096")
     if not directory.is_dir():
-        raise DataError(str(directory), "is not a directory", "name a prepared set or its parent")
+        raise DataError(str(directory), "no such directory", "name a prepared set or its parent")
     is_pair = any((directory / name).is_dir() for name in PAIR)
     is_pair = is_pair and not (directory / "index").exists()
     report = Report(directory, full)
@@ -116,57 +137,61 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
         sidecars = _check_files(set_dir, manifest, report)
         sets.append(_Set(set_dir, manifest, sidecars))
         report.lines.append(_summary(set_dir, manifest))
+        report.num_shards += len(manifest.shards)
+        report.num_examples += manifest.num_samples
         if full and len(report.problems) == problems_before:
             _check_contents(set_dir, manifest, sidecars, report, workers, quiet)
     if len(sets) == len(PAIR):
         train, held_out = sets
-        report.note(_check_vocabularies, held_out.place, train.manifest, held_out.manifest)
-        report.problems += shared_texts(held_out.place, train.sidecars, held_out.sidecars)
+        report.note(_check_vocabularies, held_out.path, train.manifest, held_out.manifest)
+        report.problems += shared_texts(held_out.path, train.sidecars, held_out.sidecars)
     if not full:
         report.lines.append(_hash_small(sets, report))
     return report
 
 
 class _Set(NamedTuple):
-    """A set that has a manifest, and the sidecars that fit their shards, by file name."""
+    """A set that has a manifest, and the valid sidecars by the file names of their shards."""
 
-    place: Path
+    path: Path
     manifest: Manifest
     sidecars: dict[str, Sidecar]
 
 
 def _hash_small(sets: list[_Set], report: Report) -> str:
-    """Compare all shards with their digests if they are small together; what was done, in words."""
+    """Compare all shards with their digests if they are small. Returns what was done, in words."""
     num_bytes = sum(each.shard_bytes for found in sets for each in found.sidecars.values())
     if num_bytes > SMALL_BYTES:
-        return f"shards not hashed, {num_bytes / 2**30:.1f} GiB in all: --full reads every byte"
-    for place, manifest, sidecars in sets:
+        size = f"{num_bytes / 2**30:.1f} GiB"
+        return f"shards not hashed, because they have {size} in all; use --full to read every byte"
+    for path, manifest, sidecars in sets:
         for entry in manifest.shards:
             if entry.file in sidecars:
-                shard = place / "shards" / entry.file
+                shard = path / "shards" / entry.file
                 report.note(check_digest, shard, entry.sha256, SHARD_REMEDY)
-    return f"{sum(len(found.sidecars) for found in sets):,} shards hashed; --full reads them"
+    count = sum(len(found.sidecars) for found in sets)
+    return f"{count:,} shards hashed; use --full to check their samples"
 
 
 def _check_vocabularies(held_out_dir: Path, train: Manifest, held_out: Manifest) -> None:
     if held_out.vocabulary_sha256 != train.vocabulary_sha256:
-        problem = f"has the vocabulary {held_out.vocabulary_sha256}, "
-        problem += f"train has {train.vocabulary_sha256}"
+        problem = f"has the vocabulary {held_out.vocabulary_sha256}, but train has "
+        problem += train.vocabulary_sha256
         raise DataError(str(held_out_dir), problem, PAIR_REMEDY)
 
 
 def _summary(set_dir: Path, manifest: Manifest) -> str:
     num_tokens = sum(tokens * count for tokens, count in enumerate(manifest.length_histogram))
     return (
-        f"{set_dir.name}: {len(manifest.shards):,} shards, {manifest.num_samples:,} examples of "
-        f"{num_tokens:,} tokens, mean length {num_tokens / manifest.num_samples:.1f}"
+        f"{set_dir.name}: {len(manifest.shards):,} shards, {manifest.num_samples:,} examples, "
+        f"{num_tokens:,} tokens, mean length {num_tokens / manifest.num_samples:.1f} tokens"
     )
 
 
 def _check_files(set_dir: Path, manifest: Manifest, report: Report) -> dict[str, Sidecar]:
-    """Check everything but the shards' contents.
+    """Check everything except the contents of the shards.
 
-    Returns the sidecars that fit their shards, by the shard's file name.
+    Returns the valid sidecars by the file names of their shards.
     """
     report.note(check_vocabulary, set_dir, manifest)
     sidecars = {}
@@ -198,7 +223,10 @@ def _check_contents(
     workers: int,
     quiet: bool,
 ) -> None:
-    """Read all shards of a set whose files fit together, and compare the index with them."""
+    """Read all shards of a set, and compare the index with them.
+
+    The fast check must have found no problem in the set.
+    """
     small = replace(manifest, shards=(), length_histogram=(), index_files=())
     before = len(report.problems)
     tally = Tally()
@@ -209,7 +237,7 @@ def _check_contents(
         sizes=[sidecars[entry.file].shard_bytes for entry in manifest.shards],
         words=("verified", "shards"),
         quiet=quiet,
-        stream=sys.stderr,  # the report has stdout to itself
+        stream=sys.stderr,  # Only the report goes to stdout.
     ):
         if isinstance(found, DataError):
             report.problems.append(found)
@@ -217,16 +245,20 @@ def _check_contents(
             tally += found
     if len(report.problems) > before:
         return
-    report.note(check_unknown, set_dir, tally, "prepare with a vocabulary for this text")
+    report.note(
+        check_unknown, set_dir, tally, "prepare the text with a vocabulary for its language"
+    )
     report.note(_compare_index, set_dir)
-    report.lines.append(f"  unknown words: {100 * tally.unknown / tally.tokens:.2f} %")
+    report.lines.append(f"  unknown words: {100 * tally.unknown / tally.tokens:.2f}% of the tokens")
     if manifest.segments == "pair":
         share = 100 * tally.random_next / tally.samples
-        report.lines.append(f"  next-sentence label 1: {share:.2f} % (about 50 % or more)")
+        report.lines.append(
+            f"  next-sentence label 1: {share:.2f}% of the examples (about 50% or more is normal)"
+        )
 
 
 def _read_shard(set_dir: Path, manifest: Manifest, entry: ShardEntry) -> Tally | DataError:
-    """The counts over a shard's samples, or what is wrong with it."""
+    """Return the counts over a shard's samples, or the error if something is wrong with it."""
     path = set_dir / "shards" / entry.file
     try:
         check_digest(path, entry.sha256, SHARD_REMEDY)
@@ -242,7 +274,7 @@ def _read_shard(set_dir: Path, manifest: Manifest, entry: ShardEntry) -> Tally |
 
 
 def _compare_index(set_dir: Path) -> None:
-    """Raise DataError unless the index is the one that `prepare` would write of these shards."""
+    """Raise DataError unless the index is the one that `prepare` would write for these shards."""
     index = LengthIndex.open(set_dir)
     manifest = index.manifest
     lengths, masked_counts = read_counts(set_dir, manifest.shards)
@@ -256,7 +288,7 @@ def _compare_index(set_dir: Path) -> None:
     histogram = np.bincount(lengths, minlength=len(manifest.length_histogram))
     if tuple(histogram.tolist()) != manifest.length_histogram:
         where = f"{set_dir / 'index' / 'dataset.json'}: length_histogram"
-        raise DataError(where, "does not count the lengths of the index", INDEX_REMEDY)
+        raise DataError(where, "does not fit the lengths in the index", INDEX_REMEDY)
 
 
 def check_vocabulary(set_dir: Path, manifest: Manifest) -> None:
@@ -268,14 +300,14 @@ def check_vocabulary(set_dir: Path, manifest: Manifest) -> None:
     found = {"vocabulary_sha256": vocabulary.sha256, "vocab_size": len(vocabulary), **ids}
     for key, value in found.items():
         if value != getattr(manifest, key):
-            problem = f"has {key} = {value} where the manifest says {getattr(manifest, key)}"
+            problem = f"has {key} = {value}, but the manifest says {getattr(manifest, key)}"
             raise DataError(str(path), problem, VOCABULARY_REMEDY)
 
 
 def check_shard_files(set_dir: Path, entry: ShardEntry) -> Sidecar:
-    """Return the sidecar of a shard whose files fit together: digests, size, number of samples.
+    """Check that digests, size and number of samples of a shard fit, and return its sidecar.
 
-    Raises DataError for anything else. The shard itself is not read.
+    The shard itself is not read. Raises DataError if something does not fit.
     """
     path = set_dir / "shards" / entry.file
     sidecar = read_sidecar(path)
@@ -286,7 +318,7 @@ def check_shard_files(set_dir: Path, entry: ShardEntry) -> Sidecar:
     }
     for key, (found, wanted) in pairs.items():
         if found != wanted:
-            problem = f"is {found} where the manifest says {wanted}"
+            problem = f"is {found}, but the manifest says {wanted}"
             raise DataError(f"{sidecar_path(path)}: {key}", problem, SHARD_REMEDY)
     check_size(path, sidecar.shard_bytes, SHARD_REMEDY)
     return sidecar

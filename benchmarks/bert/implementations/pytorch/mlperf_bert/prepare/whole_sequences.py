@@ -1,8 +1,9 @@
-"""Documents to sequences of whole sentences, without pairs: [CLS] sentences [SEP].
+"""Makes sequences of whole sentences, without pairs of segments: [CLS] sentences [SEP].
 
-A sequence has as many neighbouring sentences of one document as fit; a longer sentence is cut
-(RoBERTa's DOC-SENTENCES, arXiv 1907.11692, section 4.2: the best of its input formats). No sequence
-crosses documents, and short ones are not padded. Each pass stores new masks of the same sequences.
+A sequence has as many consecutive sentences of one document as fit. A sentence that is too long is
+cut. This is RoBERTa's DOC-SENTENCES, the best of its input formats (arXiv 1907.11692, section 4.2).
+No sequence crosses documents, and short sequences are not padded. Each pass stores new masks of the
+same sequences.
 """
 
 import hashlib
@@ -26,14 +27,15 @@ SPECIAL_PER_SEQUENCE = 2
 def make_sequences(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings, source_sha256: str
 ) -> ShardArrays:
-    """All sequences of each pass, in the order of the text; needs at least one document.
+    """Return all sequences of each pass, in the order of the text.
 
-    The settings' seed and the text's digest decide the masks, so two texts get different masks. At
-    its peak this holds the examples twice. Ctrl-C waits for the end of a pass.
+    There must be at least one document. The masks depend on the settings' seed and on the text's
+    digest, so that two texts have different masks. The peak memory is twice that of the examples.
+    Ctrl-C takes effect at the end of a pass.
     """
     with interrupt_deferred():
-        room = settings.max_seq_length - SPECIAL_PER_SEQUENCE
-        ends = cut(documents.sentence_offsets, documents.document_offsets, room)
+        max_tokens = settings.max_seq_length - SPECIAL_PER_SEQUENCE
+        ends = cut(documents.sentence_offsets, documents.document_offsets, max_tokens)
         starts = np.concatenate((documents.sentence_offsets[:1], ends))[:-1]
         offsets = np.zeros(len(ends) + 1, dtype=np.int64)
         np.cumsum(ends - starts + SPECIAL_PER_SEQUENCE, out=offsets[1:])
@@ -52,7 +54,7 @@ def make_sequences(
     masked_offsets = np.concatenate(([0], np.cumsum(counts)))
     passes = []
     for number in range(settings.dupe_factor):
-        masked = tokens.copy()  # seed of pass `number`
+        masked = tokens.copy()
         positions = np.empty(masked_offsets[-1], dtype=np.uint16)
         labels = np.empty(len(positions), dtype=tokens.dtype)
         with interrupt_deferred():
@@ -69,7 +71,7 @@ def make_sequences(
                 positions,
                 labels,
             )
-        assert wrong == ALL_DRAWN  # encoders return no special tokens
+        assert wrong == ALL_DRAWN  # Encoders return no special tokens.
         passes.append(
             ShardArrays(
                 input_ids=masked,
@@ -86,15 +88,15 @@ def make_sequences(
 
 @compiled
 def cut(
-    sentence_offsets: NDArray[np.int64], document_offsets: NDArray[np.int64], room: int
+    sentence_offsets: NDArray[np.int64], document_offsets: NDArray[np.int64], max_tokens: int
 ) -> NDArray[np.int64]:
-    """The ends of sequences of at most `room` tokens, counted over all documents, ascending.
+    """Cut documents into sequences of at most `max_tokens` tokens, and return their ends.
 
-    The result is int64 [sequences]. The first sequence begins at token 0, each other one at the end
-    of the one before. `sentence_offsets` [N + 1] index tokens, `document_offsets` [D + 1]
-    sentences.
+    The result is int64 [sequences] and ascends. It counts tokens over all documents. The first
+    sequence starts at token 0, and each other sequence at the end of the one before.
+    `sentence_offsets` [N + 1] are indices of tokens, and `document_offsets` [D + 1] of sentences.
     """
-    most = len(sentence_offsets) + (sentence_offsets[-1] - sentence_offsets[0]) // room
+    most = len(sentence_offsets) + (sentence_offsets[-1] - sentence_offsets[0]) // max_tokens
     ends = np.empty(most, np.int64)
     count = 0
     for document in range(len(document_offsets) - 1):
@@ -102,12 +104,12 @@ def cut(
         taken = start
         for sentence in range(document_offsets[document], document_offsets[document + 1]):
             end = sentence_offsets[sentence + 1]
-            if end - start > room and taken > start:
+            if end - start > max_tokens and taken > start:
                 ends[count] = taken
                 start = taken
                 count += 1
-            while end - start > room:
-                start += room
+            while end - start > max_tokens:
+                start += max_tokens
                 ends[count] = start
                 count += 1
             taken = end
@@ -126,9 +128,10 @@ def _lay_out(
     sep_id: int,
     target: NDArray[Any],
 ) -> None:
+    """Write the sequences [CLS] sentences [SEP] to `target`, end to end."""
     for i in range(len(starts)):
         at, end = offsets[i], offsets[i + 1]
         target[at] = cls_id
-        for place in range(at + 1, end - 1):
-            target[place] = tokens[starts[i] + place - at - 1]
+        for position in range(at + 1, end - 1):
+            target[position] = tokens[starts[i] + position - at - 1]
         target[end - 1] = sep_id
