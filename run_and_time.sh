@@ -6,7 +6,7 @@
 #SBATCH --time=04:00:00
 #SBATCH --open-mode=append
 #
-# Train BERT to its target accuracy and time it, NEXP times. Every MLPerf log is checked.
+# Train BERT to its target accuracy and time it, NEXP times. MLPerf's own checker reads every log.
 #
 #   ./run_and_time.sh [-- --set section.key=value ...]                              one machine
 #   sbatch $(.venv/bin/mlperf_bert config slurm FILE) run_and_time.sh [-- ...]      a SLURM cluster
@@ -31,19 +31,21 @@
 #   NEXP     number of runs                                             [1]
 #   SEED     seed of the first run. Each further run adds 1.            [drawn at random]
 #   PYTHON   interpreter that has the package                           [.venv/bin/python, made at first use]
-#   RESUME   auto: resume the runs in LOGDIR, or start them. A directory: resume from the checkpoint in it.
+#   RESUME   auto resumes the runs in LOGDIR, or starts them. A directory resumes from the checkpoint in it.
 #                                                                       [none; auto in a requeued SLURM job]
 #   CONT     container image for SLURM's pyxis (see launch/slurm.sh)    [ranks run on the node itself]
-#   CLEAR_CACHES      1 drops the page cache of every node before each run, and 0 does not. Set CACHE_CLEARED=1 if you
-#            dropped it yourself.    [1 for a submission, which has NEXP above 1 or the closed division, otherwise 0]
+#   CLEAR_CACHES      1 drops the page cache of every node before each run, and 0 keeps it. Set CACHE_CLEARED=1 if you
+#            dropped it yourself.   [1 if the rules of the closed division are enforced, otherwise 0]
 #   NETWORK_TEST      0 skips the all-reduce test before the first run of a SLURM job   [1]
-# shellcheck disable=SC2034,SC2154 # names shared with the parts in launch/
+#
+# After a complete run it prints RESULT,bert,<seed>,<seconds>,<user>,<start>. The seconds include start-up.
+# shellcheck disable=SC2034,SC2154 # The files in launch/ share these variables.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 launch=benchmarks/bert/implementations/pytorch/launch
-[ -d "$root/$launch" ] || root=${SLURM_SUBMIT_DIR:-$root} # sbatch runs a copy of this file, from a place of its own
-# Exit statuses, as errors.py has them.
+[ -d "$root/$launch" ] || root=${SLURM_SUBMIT_DIR:-$root} # sbatch runs a copy of this file from its own directory.
+# The exit statuses of errors.py.
 MISTAKE=2 TARGET_MISSED=3 STOPPED=75 INTERRUPTED=130
 
 fail() { # message, [exit status]
@@ -51,13 +53,13 @@ fail() { # message, [exit status]
     exit "${2:-$MISTAKE}"
 }
 
-[ -d "$root/$launch" ] || fail "$root is not the tree; submit from the top of the tree"
+[ -d "$root/$launch" ] || fail "$root is not the repository; submit the job from the top of the repository"
 case ${1:---} in
 --) ;;
 -h | --help) sed -n '/^# Train/,/^# shellcheck/{/^# shellcheck/!s/^# \{0,1\}//p;}' "$root/run_and_time.sh" && exit ;;
-*) fail "unknown argument '$1'; options for training go after --" ;;
+*) fail "unknown argument '$1'; put the options of training after --" ;;
 esac
-given= # the caller's variables, as the command that goes on with the runs names them again
+given= # the caller's variables, for the command that resumes the runs
 for name in CONFIG DATADIR INIT_CHECKPOINT STAGEDIR NEXP SEED PYTHON CONT CLEAR_CACHES NETWORK_TEST MASTER_ADDR \
     MASTER_PORT; do
     [ -z "${!name:-}" ] || given+=" $name=$(printf %q "${!name}")"
@@ -72,15 +74,15 @@ if [ "$requeued" = 1 ]; then RESUME=${RESUME:-auto}; else RESUME=${RESUME:-none}
 job=${SLURM_JOB_ID:-}
 [ -z "${SLURM_STEP_ID:-}" ] || job=
 LOGDIR=${LOGDIR:-$root/runs/${job:-$(date -u +%Y%m%dT%H%M%SZ)}-$config_name}
-RULESET=5.0.0 # the last one that knows BERT
-ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true # shards, and a connection of rank 0 for each rank
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # spinning threads lose to any other process
-export PYTHONSAFEPATH=1 # no Python looks for its code in the current directory, which may be another user's
+RULESET=5.0.0 # the last MLPerf ruleset that includes BERT
+ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true # for the shards, and for rank 0's connection to each rank
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE} # Spinning threads would slow down all other processes.
+export PYTHONSAFEPATH=1 # Python must not import from the current directory, which may belong to another user.
 
 [ $# -eq 0 ] || shift
-# An empty array is an unset variable to shells before 4.4, hence the ${name[@]+...} below.
+# Bash before 4.4 treats an empty array as an unset variable, hence the ${name[@]+...} below.
 options=("$@")
-overrides=() # what config and prepare take of the options
+overrides=() # the options that config and prepare accept too
 for ((i = 0; i < $#; i++)); do
     case ${options[i]} in
     --set) [ $((i + 1)) -eq $# ] || overrides+=(--set "${options[i + 1]}") ;;
@@ -89,18 +91,18 @@ for ((i = 0; i < $#; i++)); do
     --init-checkpoint=*) INIT_CHECKPOINT=${options[i]#--init-checkpoint=} ;;
     esac
 done
-[[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP is '$NEXP'; set it to a number of runs above 0"
-[[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED is '$SEED'; set it to a number of at least 0"
-[[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES is '$CLEAR_CACHES'; set it to 1 or 0, or leave it out"
+[[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP: '$NEXP' is not a positive integer; set it to the number of runs"
+[[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED: '$SEED' is not a non-negative integer of at most 18 digits; set it to one, or unset it"
+[[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES: '$CLEAR_CACHES' is neither 1 nor 0; set it to one of them, or unset it"
 [ "$RESUME" != none ] || [ -z "${INIT_CHECKPOINT:-}" ] || [ -d "$INIT_CHECKPOINT" ] ||
-    fail "INIT_CHECKPOINT: there is no directory '$INIT_CHECKPOINT'; make it with mlperf_bert convert"
+    fail "INIT_CHECKPOINT: no such directory '$INIT_CHECKPOINT'; make one with mlperf_bert convert"
 [ -z "${DATADIR:-}" ] || [ -d "$DATADIR" ] ||
-    fail "DATADIR: there is no directory '$DATADIR'; make it with init_datasets.sh"
+    fail "DATADIR: no such directory '$DATADIR'; make it with init_datasets.sh"
 case $RESUME in
 none | auto) ;;
 *)
-    [ -d "$RESUME" ] || fail "RESUME is '$RESUME'; set it to none, auto, or a directory with a checkpoint"
-    [ "$NEXP" = 1 ] || fail "RESUME is a checkpoint and NEXP is $NEXP; go on from it once"
+    [ -d "$RESUME" ] || fail "RESUME: no such directory '$RESUME'; set it to none, auto, or a directory with a checkpoint"
+    [ "$NEXP" = 1 ] || fail "NEXP: $NEXP runs cannot resume from one checkpoint; unset NEXP, or set RESUME=auto"
     ;;
 esac
 for part in signals ticking one_run where start; do
@@ -117,9 +119,10 @@ for ((i = 0; i < NEXP; i++)); do
     case $status in
     0) ;;
     "$TARGET_MISSED") missed=$((missed + 1)) ;;
-    *) exit "$status" ;; # a mistake, Ctrl-C or a stop would only come again
+    *) exit "$status" ;; # The next run would fail for the same reason.
     esac
 done
 if [ "$missed" -gt 0 ] && [ "$leads" = 1 ]; then
-    fail "$missed of $NEXP runs missed the target; see $LOGDIR" "$TARGET_MISSED"
+    fail "$LOGDIR: $missed of $NEXP runs missed the target; train them longer with run.max_steps and \
+schedule.decay_steps" "$TARGET_MISSED"
 fi

@@ -18,7 +18,9 @@ from runs import Run
 from support import REPOSITORY, sets_of
 
 SCRIPT = REPOSITORY / "run_and_time.sh"
-GO_ON = r"to go on: RESUME=auto LOGDIR={} CONFIG=.* \S*/run_and_time\.sh -- --set run.max_steps=.*$"
+GO_ON = (
+    r"to resume: RESUME=auto LOGDIR={} CONFIG=.* \S*/run_and_time\.sh -- --set run.max_steps=.*$"
+)
 ENDLESS = sets_of(
     *("run.max_steps=1000000", "eval.interval_samples=100000000"),
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=8"),
@@ -65,7 +67,7 @@ def test_before_the_first_step_a_signal_ends_every_rank(tiny, run):
         job.wait_until(lambda: has_come(ranks[0]), WITHIN_S)
         time.sleep(0.5)  # and waits for the other
         job.process.send_signal(signal.SIGTERM)
-        said = "^mlperf_bert: SIGTERM before the first step: nothing"
+        said = "^mlperf_bert: stopped by SIGTERM before the first step, so no training was lost$"
         job.wait_until(lambda: job.says(said), WITHIN_S)
         thaw([ranks[1]])
         assert job.ended(ENDS_WITHIN_S) == 75, job.printed()

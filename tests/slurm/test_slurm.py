@@ -56,7 +56,7 @@ SMALL = (  # what the shipped config is made by on two nodes without a GPU
     *("parallel.ranks_per_node=2", "parallel.local_batch_size=16", "optim.learning_rate=2e-2"),
     *("schedule.decay_steps=500", "eval.interval_samples=1600", "mlperf.enforce_rules=false"),
 )
-STAGED = re.compile(r"^every node has copied \S+ to \S+, in \d+ s$", re.MULTILINE)
+STAGED = re.compile(r"^every node copied \S+ to \S+, in \d+ s$", re.MULTILINE)
 FAULT_S = 60  # within which a job has to end
 
 

@@ -86,7 +86,7 @@ def run(job):
 
 def test_a_resumed_run_has_no_result(run):
     done, _ = run(RESUME="auto", TRAINING=LOG % "true" + "mkdir -p $run")
-    assert "run 0 was resumed: its time is no RESULT\n" in done.stdout
+    assert "no RESULT for run 0, because it was resumed and its time is incomplete\n" in done.stdout
     assert "RESULT,bert" not in done.stdout
 
 
@@ -134,16 +134,16 @@ def test_a_checkpoint_is_gone_on_from_once(run, tmp_path):
     assert ["run.seed" in line for line in asked] == [False, False, True]
     done, _ = run(RESUME=str(checkpoint), NEXP="2")
     assert done.returncode == 2
-    assert "RESUME is a checkpoint and NEXP is 2; go on from it once" in done.stderr
+    assert "NEXP: 2 runs cannot resume from one checkpoint" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("CLEAR_CACHES", "yes", "CLEAR_CACHES is 'yes'; set it to 1 or 0"),
-        ("INIT_CHECKPOINT", "nowhere", "INIT_CHECKPOINT: there is no directory 'nowhere'"),
-        ("SEED", "-1", "SEED is '-1'; set it to a number"),
-        ("SLURM_JOB_NUM_NODES", "", "SLURM_JOB_ID is set and SLURM_JOB_NUM_NODES is not"),
+        ("CLEAR_CACHES", "yes", "CLEAR_CACHES: 'yes' is neither 1 nor 0"),
+        ("INIT_CHECKPOINT", "nowhere", "INIT_CHECKPOINT: no such directory 'nowhere'"),
+        ("SEED", "-1", "SEED: '-1' is not a non-negative integer"),
+        ("SLURM_JOB_NUM_NODES", "", "SLURM_JOB_NUM_NODES: not set although SLURM_JOB_ID is"),
     ],
 )
 def test_what_cannot_work_is_one_line_before_anything_is_made(run, job, variable, value, said):
@@ -158,7 +158,7 @@ def test_a_pipe_in_place_of_a_log_is_refused(run, job):
     log.parent.mkdir()
     os.mkfifo(log)
     done, asked = run()
-    assert (done.returncode, asked) == (2, []) and f"{log} is no file" in done.stderr
+    assert (done.returncode, asked) == (2, []) and f"{log}: not a regular file" in done.stderr
 
 
 def test_a_run_that_had_ended_has_no_result_of_now(run, job):
@@ -166,8 +166,8 @@ def test_a_run_that_had_ended_has_no_result_of_now(run, job):
     logs.mkdir()
     (logs / "result_0.txt").write_text('{"key": "seed", "value": 42, "metadata": {}}\n')
     done, _ = run(RESUME="auto")
-    assert "run 0 had ended before\n" in done.stdout
-    assert "RESULT" not in done.stdout
+    assert "no RESULT for run 0, because it had ended before this start\n" in done.stdout
+    assert "RESULT,bert" not in done.stdout
 
 
 def test_the_checkers_report_is_not_written_through_a_link(run, job, tmp_path):

@@ -107,7 +107,7 @@ def test_the_container_names_the_command_that_goes_on_from_outside(machine):
     (machine.home / "my data").mkdir()
     given = {"DATADIR": "my data", "LOGDIR": "the logs", "DOCKER": "docker"}
     done = machine.call("--", "--set", "mlperf.submitter=a b", **given)
-    assert done.stdout == "in the container /logs is the logs\n"
+    assert done.stdout == "/logs in the container is the logs on this machine\n"
     before, environ = machine.asked(), {"PATH": f"{machine.commands}:{os.environ['PATH']}"}
     typed = ["bash", "-c", machine.go_on_by()]
     subprocess.run(typed, cwd=machine.home, env=environ | {"RECORD": str(machine.record)})
@@ -151,13 +151,13 @@ def test_gpus_and_the_user_as_each_engine_names_them(machine):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"IMAGE": "other"}, "there is no image 'other' here"),
-        ({"DATADIR": "none"}, "DATADIR: there is no directory 'none'"),
-        ({"INIT_CHECKPOINT": "none"}, "INIT_CHECKPOINT: there is no directory 'none'"),
-        ({"CONFIG": "none.toml"}, "CONFIG: there is no file 'none.toml'"),
+        ({"IMAGE": "other"}, "IMAGE: no such image 'other'"),
+        ({"DATADIR": "none"}, "DATADIR: no such directory 'none'"),
+        ({"INIT_CHECKPOINT": "none"}, "INIT_CHECKPOINT: no such directory 'none'"),
+        ({"CONFIG": "none.toml"}, "CONFIG: no such file 'none.toml'"),
         ({"LOGDIR": "a,b"}, "has a comma or a quotation mark"),
-        ({"DOCKER": "broken"}, "broken does not answer"),
-        ({"RESUME": "none.such"}, "RESUME is 'none.such'; set it to none, auto, or a directory"),
+        ({"DOCKER": "broken"}, "broken: does not answer"),
+        ({"RESUME": "none.such"}, "RESUME: no such directory 'none.such'; set it to none, auto"),
         ({"PATH": "tools"}, "neither docker nor podman was found"),
     ],
 )
@@ -185,7 +185,7 @@ def test_an_image_is_built_on_a_base_of_a_digest(machine):
     for digest in ("", "latest", "sha256:0a", f"{DIGEST}0"):
         done = build(digest)
         assert done.returncode == 2 and done.stdout == ""
-        assert done.stderr.startswith("tools/build_image.sh: error: BASE_DIGEST is '")
+        assert done.stderr.startswith("tools/build_image.sh: error: BASE_DIGEST: '")
     done = build(DIGEST)
     assert done.returncode == 0, done.stderr
     assert f"--build-arg BASE_DIGEST={DIGEST}" in done.stdout

@@ -118,7 +118,10 @@ def test_after_ctrl_c_and_after_the_end(start, synthetic_data, tiny_config, tmp_
     assert re.search(r"^150 steps, 2,400 samples, [\d.]+ s of training; accuracy 0", ended, re.M)
     assert "target" not in ended.replace("no target", "") and "RESULT," not in ended
     if start == SCRIPT:
-        assert "ruleset 5.0.0: a run/result_0.txt; no result is claimed\n" in ended
+        assert (
+            "ruleset 5.0.0: a run/result_0.txt (no result, because the run had no target)\n"
+            in ended
+        )
     watched, reported, filled = type_all(ended, tmp_path).values()
     assert "finished, no target" in watched
     assert "finished, no target" in reported

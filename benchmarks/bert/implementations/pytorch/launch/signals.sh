@@ -1,31 +1,31 @@
-# shellcheck shell=bash disable=SC2034,SC2154 # names shared with run_and_time.sh
-# Sourced by run_and_time.sh: a command that gets the signals sent to the shell.
+# shellcheck shell=bash disable=SC2034,SC2154 # run_and_time.sh shares these variables.
+# Sourced by run_and_time.sh: runs a command that receives the signals sent to the shell.
 
-signalled=0 # 1 once a signal came
+signalled=0 # 1 after a signal arrived
 
-# Run a command and return its status. A shell looks at signals only between commands, so this one
-# runs in the background, where it begins with Ctrl-C ignored: until it says otherwise itself, the
-# SIGTERM that follows ends it.
-with_signals() { # signal to pass on instead of the one that came, or "", command...
+# Run a command and return its status. A shell handles signals only between commands, so the command
+# runs in the background. There it starts with Ctrl-C ignored, so a SIGTERM follows each SIGINT and
+# ends a command that has not yet installed its own handler.
+with_signals() { # signal to pass on instead of the one that arrived, or "", command...
     local instead=$1 status
     shift
-    if [ "$where" = slurm ]; then # which ends its steps by itself
+    if [ "$where" = slurm ]; then # SLURM ends its steps itself.
         "$@" &
     else
-        MLPERF_BERT_SCRIPT=$$ "$@" & # to end with this script, however that ends
+        MLPERF_BERT_SCRIPT=$$ "$@" & # The command exits when this script is gone.
     fi
     running=$!
-    # shellcheck disable=SC2064 # the signal as it is now
+    # shellcheck disable=SC2064 # $instead is expanded now.
     {
         trap "pass_on ${instead:-TERM}" TERM
         trap "pass_on ${instead:-INT TERM}" INT
         trap "pass_on ${instead:-USR1}" USR1
-        trap "pass_on ${instead:-HUP}" HUP # of a terminal that is closed; under nohup ignored
+        trap "pass_on ${instead:-HUP}" HUP # sent when the terminal is closed, and ignored under nohup
     }
     while :; do
         status=0
         wait "$running" || status=$?
-        # A signal ends `wait` before its time; the command then still is a process.
+        # A signal interrupts `wait` although the command still runs.
         kill -0 "$running" 2>/dev/null || break
     done
     trap - TERM USR1 HUP && trap interrupted INT

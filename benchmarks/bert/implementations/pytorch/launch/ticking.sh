@@ -1,16 +1,17 @@
-# shellcheck shell=bash disable=SC2154 # names of run_and_time.sh
-# Sourced by run_and_time.sh and tools/venv.sh: what comes, and that a command that says nothing goes on.
+# shellcheck shell=bash disable=SC2154 # run_and_time.sh sets these variables.
+# Sourced by run_and_time.sh and tools/venv.sh: prints the plan, the phases, and the progress of silent commands.
 
-# Whole seconds of a clock that nobody sets. Bash's SECONDS follows the time of day; outside Linux nothing better is there.
+# Print the seconds of a clock that nobody can set. Bash's SECONDS follows the time of day, so it is used only if
+# there is no /proc/uptime, as outside Linux.
 monotonic() {
     local since_start
     if read -r since_start _ 2>/dev/null </proc/uptime; then echo "${since_start%.*}"; else echo "$SECONDS"; fi
 }
-began_at=$(monotonic)
+script_start=$(monotonic)
 
-# Run a command, and meanwhile say that it goes on and for how long: in place on a terminal, where the command's own
-# line comes over it; else as a line every 10 s. Returns the command's status.
-ticking() { # command that prints what goes on, command...
+# Run a command and return its status. Meanwhile print what it does and for how long it has run. On a terminal this is
+# one line that is overwritten, and otherwise a new line every 10 s.
+ticking() { # command that prints the progress, command...
     local words=$1 status=0 ticker
     shift
     tick "$words" &
@@ -21,13 +22,14 @@ ticking() { # command that prints what goes on, command...
     return "$status"
 }
 
-# By SIGKILL: a subshell that another signal ends as it begins still runs the script's EXIT trap, and complains in it.
-end_ticker() { # if there is one
+# End the ticker, if there is one. It needs SIGKILL, because a starting subshell that any other signal ends still runs
+# the script's EXIT trap.
+end_ticker() {
     kill -s KILL "${ticker:-}" 2>/dev/null || return 0
     wait "$ticker" 2>/dev/null || true
 }
 
-tick() { # command that prints what goes on; ends with the script
+tick() { # command that prints the progress; ends with the script
     local start every=10 due=10 line passed
     start=$(monotonic)
     if [ -t 1 ]; then every=2 due=2; fi
@@ -42,7 +44,7 @@ tick() { # command that prints what goes on; ends with the script
 
 steps=() at_step=0
 
-say_plan() { # what comes, before any of it
+say_plan() { # List all steps before the first one starts.
     local i
     [ "$leads" = 1 ] || return 0
     if [ -z "${PYTHON:-}" ] && [ ! -e "$root/.venv/installed" ] && [ ! -e "$root/.venv/installed-dev" ]; then
@@ -53,9 +55,9 @@ say_plan() { # what comes, before any of it
     echo "$config_name, ${#steps[@]} steps: $(tr ' ' , <<<"${steps[*]}" | sed 's/,/, /g')"
 }
 
-phase() { # what begins now
+phase() { # description of the step that starts now
     [ "$leads" = 1 ] || return 0
-    local passed=$(($(monotonic) - began_at))
+    local passed=$(($(monotonic) - script_start))
     at_step=$((at_step + 1))
     echo "[$at_step of ${#steps[@]}, $((passed / 60)):$(printf %02d $((passed % 60)))] $1"
 }

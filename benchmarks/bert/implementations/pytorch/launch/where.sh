@@ -1,21 +1,23 @@
-# shellcheck shell=bash disable=SC2034,SC2154 # names shared with run_and_time.sh
-# Sourced by run_and_time.sh: where commands run. On this machine, on the nodes of a SLURM job, or
-# beside others of the same script, where mpiexec or srun started one for each rank.
+# shellcheck shell=bash disable=SC2034,SC2154 # run_and_time.sh shares these variables.
+# Sourced by run_and_time.sh: finds out where commands run. This can be one machine, the nodes of a SLURM job, or one
+# of several copies of the script, if mpiexec or srun started one copy per rank. It sets:
 #
 #   where    machine, slurm, or rank
 #   PYTHON   an interpreter that has the package
-#   leads    1 for the script that speaks and checks
-#   and the beginnings of commands:
-#   here     the interpreter, once
-#   ranks    the interpreter on every rank, or one that starts the ranks itself
-#   nodes    anything, once on every node
-#   started_by  the launcher that began this script once a rank, as it is typed
-#   passed_on   the signal by which to end `ranks`, whichever came; empty: the one that came
+#   leads    1 in the copy of the script that prints and checks
+#   started_by  the launcher command, if it started one copy of this script per rank
+#   passed_on   the signal that ends `ranks`, or empty to pass on the signal that arrived
+#
+# and these prefixes of commands:
+#
+#   here     runs the interpreter once
+#   ranks    runs the interpreter on every rank, or runs one that starts the ranks itself
+#   nodes    runs any command once on every node
 
-own_python() { # the interpreter of this tree, installed at first use
+own_python() { # Use the interpreter of this repository, which is installed at first use.
     PYTHON=${PYTHON:-$root/.venv/bin/python}
     [ "$PYTHON" = "$root/.venv/bin/python" ] || return 0
-    [ "${steps[0]:-}" != install ] || phase "install: this package and what it needs"
+    [ "${steps[0]:-}" != install ] || phase "install: this package and its dependencies"
     "$root/tools/venv.sh" || exit
 }
 
@@ -25,7 +27,7 @@ nodes=()
 where=machine
 if [ -n "${OMPI_COMM_WORLD_RANK:-}${PMI_RANK:-}" ]; then
     where=rank
-elif [ -n "${SLURM_STEP_ID:-}" ]; then # an interactive shell is a step of one task: its ranks are started here
+elif [ -n "${SLURM_STEP_ID:-}" ]; then # An interactive shell is a step of one task, which starts its ranks itself.
     if [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then where=rank; else unset SLURM_STEP_ID; fi
 elif [ -n "${SLURM_JOB_ID:-}" ]; then
     where=slurm
@@ -36,8 +38,8 @@ trap interrupted INT
 case $where in
 rank)
     PYTHON=${PYTHON:-$root/.venv/bin/python}
-    command -v "$PYTHON" >/dev/null || fail "$PYTHON is missing; run tools/venv.sh before mpiexec"
-    # srun sets PMI_SIZE too, to the number of its tasks; mpiexec may itself be in a task of srun's.
+    command -v "$PYTHON" >/dev/null || fail "$PYTHON: no such interpreter; run tools/venv.sh before the launcher"
+    # srun also sets PMI_SIZE, to the number of its tasks. mpiexec may itself run in a task of srun.
     size=${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${SLURM_STEP_NUM_TASKS:-}}}
     started_by="mpiexec -n $size"
     [ -n "${OMPI_COMM_WORLD_SIZE:-}" ] || [ "$size" != "${SLURM_STEP_NUM_TASKS:-}" ] || started_by="srun -n $size"
@@ -50,5 +52,5 @@ machine) own_python ;;
 esac
 if [ "$where" != slurm ]; then
     here=("$PYTHON" -P)
-    ranks=("$PYTHON" -P) # on one machine it starts the ranks itself
+    ranks=("$PYTHON" -P) # On one machine, the program starts the ranks itself.
 fi
