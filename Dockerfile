@@ -1,16 +1,18 @@
-# The image: a base with Python 3.11 or newer and pip, and on top of it this package. What the base has, stays.
+# The image adds this package to a base image with pip and Python 3.11 or newer. It does not change the base's packages.
 #
-#   tools/build_image.sh                builds it, by buildah where there is no Docker daemon, and says how to find a digest
-#   docker run --gpus all mlperf-bert   ./run_and_time.sh; launch/docker.sh adds data and results
+#   tools/build_image.sh                builds the image, with buildah if there is no Docker daemon. It also says how to
+#                                       find the digest of a base.
+#   docker run --gpus all mlperf-bert   runs ./run_and_time.sh. Use launch/docker.sh to mount data and results.
 #
-# The default base is NVIDIA's PyTorch image: its torch, apex, DALI and MPI. A tag can be moved, a digest not.
+# The default base is NVIDIA's PyTorch image, because it has torch, apex, DALI and MPI. BASE_DIGEST is required, because
+# a tag can be moved to another image.
 ARG FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:26.06-py3
 ARG BASE_DIGEST
 FROM ${FROM_IMAGE_NAME}@${BASE_DIGEST}
 
-# Packages go into a virtual environment over the base's own: nothing of the base is written over. As tools/venv.sh does
-# it, but without what the base has, in whatever version: its torch was built for its CUDA. A base's constraints are for
-# what it has.
+# Packages are installed into a virtual environment on top of the base's own packages, which stay unchanged. Packages
+# that the base has are not installed again, in whatever version, because its torch was built for its CUDA. Otherwise
+# this does the same as tools/venv.sh. PIP_CONSTRAINT is unset, because the base's constraints are for its own packages.
 WORKDIR /opt/mlperf_bert_requirements
 COPY pyproject.toml ./
 COPY requirements requirements
@@ -24,7 +26,7 @@ RUN unset PIP_CONSTRAINT \
         --only-binary :all: --requirement pinned.txt --constraint requirements/pinned.txt
 ENV PYTHON=/opt/venv/bin/python PATH=/opt/venv/bin:$PATH PYTHONSAFEPATH=1
 
-# A user that is nobody else; home, runs and the embedded corpus may be written under any other --user too.
+# The image has its own user. Any other --user can also write to the home directory, runs/ and the embedded corpus.
 WORKDIR /workspace
 RUN useradd --uid 10001 --create-home bert \
     && mkdir -p runs .cache \
@@ -33,7 +35,7 @@ RUN useradd --uid 10001 --create-home bert \
 ENV HOME=/home/bert USER=bert LOGNAME=bert
 
 COPY . .
-# The last line: does all of it import?
+# The last lines check that everything can be imported.
 RUN python3 -m pip --python "$PYTHON" install --no-cache-dir --no-deps --no-build-isolation --editable . \
     && mlperf_bert config show cpu_tiny >/dev/null \
     && mlperf_bert doctor --help >/dev/null \
@@ -46,6 +48,6 @@ LABEL org.opencontainers.image.title="mlperf-bert" \
       org.opencontainers.image.revision="${REVISION}"
 
 USER 10001
-# No entry point, the base's neither: the command is PID 1, and signals reach it.
+# Without an entry point, not even the base's, the command is PID 1 and receives signals.
 ENTRYPOINT []
 CMD ["./run_and_time.sh"]

@@ -1,4 +1,4 @@
-# Developer commands; every one works on .venv. `./run_tests.sh` is check and test in one.
+# Commands for developers. All of them use .venv. `./run_tests.sh` runs both check and test.
 BIN = .venv/bin
 
 .PHONY: setup check format test test-real test-slow test-oldest test-gpu lock golden docs-tables bench package
@@ -6,7 +6,7 @@ BIN = .venv/bin
 setup:
 	tools/venv.sh dev
 
-# Lines of the Python files that git knows by these patterns.
+# Count the lines of the files in git that match these patterns.
 lines = $(shell git ls-files -z $(1) | xargs -0 cat | wc -l)
 
 check: setup
@@ -16,30 +16,32 @@ check: setup
 	$(BIN)/mypy
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
 	$(BIN)/hadolint Dockerfile
-	@awk 'BEGIN { printf "tests: %.2f lines a line of program (at most 0.85; the aim is 0.70)\n", \
+	@awk 'BEGIN { printf "tests: %.2f lines per line of program code (limit 0.85, goal 0.70)\n", \
 		$(call lines,"tests/*.py") / $(call lines,"benchmarks/*.py" "tools/*.py") }'
 
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# All tests, or those of one folder: make test FOLDER=data
-TESTS = $(if $(FOLDER),$(or $(wildcard tests/unit/$(FOLDER) tests/tools/$(FOLDER)),$(error no tests of a folder $(FOLDER))))
+# Run all tests, or those of one folder: make test FOLDER=data
+TESTS = $(if $(FOLDER),$(or $(wildcard tests/unit/$(FOLDER) tests/tools/$(FOLDER)),$(error FOLDER: no tests for '$(FOLDER)'; use a folder in tests/unit or tests/tools)))
 test: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --durations=25 $(TESTS)
 
-# A real cluster of two nodes, two network namespaces, a browser; installs SLURM and Chromium where they are missing.
+# Run the tests that need a real cluster of two nodes, two network namespaces and a browser. Installs SLURM and
+# Chromium if they are missing.
 test-real: setup
 	tests/slurm/install.sh
 	tests/browser/install.sh
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m 'real and not longest' -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 
-# What is too long for every run of the tests.
+# Run the tests that take too long to run every time.
 test-slow: setup test-oldest
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -m longest
 	$(BIN)/python tools/mutate.py --count 20
 
-# Model, optimizer, steps, graphs, bench and kernels on the oldest torch allowed, with its Triton; 6 GB once.
+# Test model, optimizer, steps, graphs, bench and kernels with the oldest supported torch and its Triton. The first call
+# downloads 6 GB.
 OLDEST = tests/unit/model tests/unit/optim tests/unit/step tests/tools/bench \
 	tests/unit/train/test_precision.py
 test-oldest:
@@ -47,7 +49,7 @@ test-oldest:
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -m 'not real' $(OLDEST)
 	.venv-oldest/bin/pytest --collect-only -qq tests/gpu
 
-# requirements/ from pyproject.toml; versions stay where they can, or with OPTIONS=--upgrade are the newest.
+# Update requirements/ from pyproject.toml. Versions stay if they can. OPTIONS=--upgrade uses the newest.
 lock:
 	trap 'rm -f requirements/all.txt' EXIT && \
 		cat requirements/hashed.txt requirements/pinned.txt >requirements/all.txt && \
@@ -55,24 +57,24 @@ lock:
 			--python-version=3.11 --fork-strategy=fewest $(OPTIONS) --output-file=requirements/all.txt pyproject.toml && \
 		$(BIN)/python tools/lock.py split requirements/all.txt
 
-# On a machine with a GPU; tools/gpu_check.sh measures as well.
+# Run the tests that need a GPU. tools/gpu_check.sh measures as well.
 test-gpu: setup
 	$(BIN)/pytest tests/gpu
 
-# Record the golden traces again and print how far they are from the old ones.
+# Record the golden traces again, and print their difference from the old ones.
 golden: setup
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/golden/trace_cases.py
 
-# Every table in the documents that a command prints (`<!-- made by: COMMAND -->`), from the logs' data.
+# Update the tables in the documents that a command prints (`<!-- made by: COMMAND -->`) from the logs' data.
 docs-tables: setup
 	$(BIN)/python tools/docs_tables.py $(OPTIONS)
 
-# The measurements of docs/concepts/speed.md and docs/concepts/data.md.
+# Repeat the measurements of docs/concepts/speed.md and docs/concepts/data.md.
 bench: setup
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert bench transformers
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/mlperf_bert bench optimizer
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/mlperf_bert plan balance --config open_adamw_dgxa100_128x8x16x1
 
-# What would be submitted, checked by all of MLCommons' checkers and our own (docs/guides/submission.md).
+# Build a submission and check it with MLCommons' checkers and our own (docs/guides/submission.md).
 package: setup
 	$(BIN)/mlperf_bert package results --out runs/submission

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Build the image: by docker where its daemon answers, else by buildah, which needs no daemon.
+# Build the image with docker if its daemon answers, otherwise with buildah, which needs no daemon.
 #
 #   BASE_DIGEST=sha256:... IMAGE=name FROM_IMAGE_NAME=base tools/build_image.sh [options of the builder]
 #
-#   BASE_DIGEST      of the base image: what was looked at is what is built on, wherever its tag points by then. The first
-#                    line `Digest:` of `docker buildx imagetools inspect BASE`, or `skopeo inspect docker://BASE`; of an
-#                    image of this machine what `buildah images --digests` or `docker images --digests` shows
-#   IMAGE            name of the image                            [mlperf-bert]
-#   FROM_IMAGE_NAME  base image with Python 3.11 or newer and pip [the Dockerfile's: NVIDIA's PyTorch image]
-#   BUILDER          docker or buildah                            [whichever works]
+#   BASE_DIGEST      the digest of the base image, because its tag may later point to another image. It is in the first
+#                    line `Digest:` of `docker buildx imagetools inspect BASE`, and in `skopeo inspect docker://BASE`.
+#                    For an image on this machine, use `buildah images --digests` or `docker images --digests`.
+#   IMAGE            the name of the new image                         [mlperf-bert]
+#   FROM_IMAGE_NAME  a base image with pip and Python 3.11 or newer    [the Dockerfile's, NVIDIA's PyTorch image]
+#   BUILDER          docker or buildah                                 [whichever works]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,14 +18,14 @@ fail() {
 }
 
 [[ ${BASE_DIGEST:-} =~ ^sha256:[0-9a-f]{64}$ ]] ||
-    fail "BASE_DIGEST is '${BASE_DIGEST:-}'; set it to the base image's, sha256:<64 digits>; the top of this file says how to find it"
+    fail "BASE_DIGEST: '${BASE_DIGEST:-}' is not a digest; set it to sha256:<64 digits> of the base image, which the top of this file says how to find"
 if [ -z "${BUILDER:-}" ]; then
     if docker info >/dev/null 2>&1; then
         BUILDER=docker
     elif command -v buildah >/dev/null; then
         BUILDER=buildah
     else
-        fail "neither a Docker daemon that answers nor buildah was found; install one (Debian: buildah)"
+        fail "BUILDER: neither a running Docker daemon nor buildah was found; install one (Debian: buildah)"
     fi
 fi
 revision=$(git describe --always --dirty --abbrev=40 '--exclude=*' 2>/dev/null || echo unknown)
@@ -35,10 +35,10 @@ options=(--tag "${IMAGE:-mlperf-bert}" --build-arg "REVISION=$revision" --build-
 case $BUILDER in
 docker) exec docker build "${options[@]}" "$@" . ;;
 buildah)
-    # What works everywhere, also inside a container: no overlay file system and no namespaces of its own.
+    # These work everywhere, also in a container, because they need no overlay file system and no namespaces.
     export STORAGE_DRIVER=${STORAGE_DRIVER:-vfs} BUILDAH_ISOLATION=${BUILDAH_ISOLATION:-chroot}
-    # A base that is here already, such as one made by hand, is not looked for elsewhere.
+    # If this machine already has the base, for example one that was made by hand, do not pull it.
     exec buildah bud --pull=false "${options[@]}" "$@" .
     ;;
-*) fail "BUILDER is '$BUILDER'; set it to docker or buildah" ;;
+*) fail "BUILDER: '$BUILDER' is not a known builder; set it to docker or buildah" ;;
 esac

@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# What needs a GPU: measurements, tests and runs, in four stages of at most 5, 9, 7 and 7 minutes; then a summary.
+# Run the measurements, tests and trainings that need a GPU, and write a summary. The four stages take at most 5, 9, 7
+# and 7 minutes.
 #
-#   tools/gpu_check.sh 1              stage 1, 2, 3 or 4, on a machine with a GPU; writes to OUT [logs/gpu_check]
-#   tools/gpu_check.sh --dry-run [STAGE]   every form of part, torch.compile apart, at tiny size on the CPU
-#   tools/gpu_check.sh --list [STAGE]      stage, file, seconds at most and command of every part; runs none
+#   tools/gpu_check.sh 1                   runs stage 1, 2, 3 or 4 on a machine with a GPU
+#   tools/gpu_check.sh --dry-run [STAGE]   runs each kind of part at tiny size on the CPU, without torch.compile
+#   tools/gpu_check.sh --list [STAGE]      prints stage, file, time limit in seconds and command of each part
 #
-# Stages 1 and 2, called at once, fit a machine that is lent for 15 minutes with its start; so do 3 and 4.
-# After every part OUT/summary.md and OUT/gpu_check.tar.gz, which has all that parts wrote, are made anew: who kills
-# this script loses the part under way. A part that fails, hangs or runs out of memory costs its own limit only.
+# Stages 1 and 2 together fit into 15 minutes with the start of a machine, and so do stages 3 and 4. The script updates
+# OUT/summary.md and OUT/gpu_check.tar.gz, which has the output of all parts, after every part. If it is killed, only
+# the current part is lost. A part that fails, hangs or runs out of memory does not affect the others.
 #
-# PYTHON: an interpreter with torch, numpy, h5py and numba [python3]; docs/concepts/speed.md says which parts need more.
-# CACHE: compiled kernels, from one stage to the next [a directory of the user's cache]; it goes with a machine
-# that goes back when idle, so call stages at once. WHEELS: a directory with a wheel of mlperf-logging, for a PYTHON
-# without it: training needs it. COMMIT: for a tree without git. ONLY: a regular expression of names of parts, for a
-# second run of some.
-set -uo pipefail # a failing part must not keep the others from running
+#   OUT      the directory for the output [logs/gpu_check]
+#   PYTHON   an interpreter with torch, numpy, h5py and numba. docs/concepts/speed.md says which parts need more. [python3]
+#   CACHE    the directory for compiled kernels, which later stages reuse [in the user's cache directory]
+#   WHEELS   a directory with a wheel of mlperf-logging, which training needs if PYTHON does not have it
+#   COMMIT   the commit to report if the repository has no git
+#   ONLY     a regular expression for the names of the parts to run
+set -uo pipefail # A failing part must not stop the others.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 OUT=${OUT:-logs/gpu_check} ONLY=${ONLY:-} MODE=run
 CACHE=${CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlperf_bert-gpu-check}
@@ -23,10 +25,10 @@ case ${1:-} in --dry-run | --list) MODE=${1#--} && shift ;; esac
 case $MODE:$*: in
 *:[1234]:) stages=("$1") ;;
 dry-run:: | list::) stages=(1 2 3 4) ;;
-*) echo "tools/gpu_check.sh: needs a stage: 1, 2, 3 or 4; see the top of the file" >&2 && exit 2 ;;
+*) echo "tools/gpu_check.sh: error: STAGE: missing or unknown; use 1, 2, 3 or 4 (see the top of the file)" >&2 && exit 2 ;;
 esac
 
-# Device and sizes: here and nowhere else. All shall fit 80 GB.
+# All devices and sizes are set here. Everything should fit into 80 GB of GPU memory.
 CONFIG=benchmarks/bert/implementations/pytorch/mlperf_bert/configs/h200_1x1x448x1.toml
 if [[ $MODE == dry-run ]]; then
     DEVICE=cpu BATCH=4 LARGE_BATCH=6 BASELINE_BATCH=2 PATIENCE=4
@@ -39,15 +41,15 @@ if [[ $MODE == dry-run ]]; then
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     TEXT=(run.max_steps=4 run.log_interval_steps=2 parallel.local_batch_size=8)
     WHOLE=(run.max_steps=40 run.log_interval_steps=5 eval.target_accuracy=none checkpoint.interval_steps=5)
-    ATTENTIONS=(grouped) # which a CPU has
+    ATTENTIONS=(grouped) # the only one for CPUs
 else
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
-    LARGE_BATCH=256 # as shipped for the device
+    LARGE_BATCH=256 # as in the shipped config for the device
     if ((${memory:-0} > 130000)); then LARGE_BATCH=448; fi
     DEVICE=cuda BATCH=112 BASELINE_BATCH=24 PATIENCE=1
     SIZE=()
-    BASELINE=(--steps 8 --seconds 10 --by-layer) # two whole compilations may take minutes
-    SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # in which clocks fall
+    BASELINE=(--steps 8 --seconds 10 --by-layer) # Two full compilations may take minutes.
+    SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # long enough for the GPU's clocks to fall
     OPTIMIZER=(--seconds 3)
     SQUAD=(--layers 12 --hidden 768 --heads 12 --updates 100 --global-batch 64 --precision bf16)
     TEXT=(run.max_steps=300 run.log_interval_steps=10 parallel.local_batch_size=128
@@ -56,15 +58,15 @@ else
     WHOLE=(parallel.local_batch_size=32 checkpoint.interval_steps=100)
     ATTENTIONS=(triton flash)
 fi
-TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # of cpu_tiny
+TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # for the config cpu_tiny
 OURS=(--config "$CONFIG" "${SIZE[@]}" --set "run.device=$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
 GRAPHS=tests/gpu/test_gpu_graphs.py::test_captured_is_eager_over_100_steps
 WINDOWS=tests/gpu/test_gpu_attention.py::test_triton_rotates_and_hides
-LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # two forms are compiled
-export APART="$GRAPHS $WINDOWS $LAST_TEST" # each takes longer than the rest of its file
+LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # It compiles twice.
+export APART="$GRAPHS $WINDOWS $LAST_TEST" # Each takes longer than the rest of its file.
 
-part() { # file, seconds at most, command...: what it prints goes to the file, progress and errors beside it, to *.log
+part() { # file, time limit in seconds, command...; stdout goes to the file, stderr to a *.log next to it
     local file=$1 limit=$2 name=${1%.*} start=$SECONDS status=0
     shift 2
     if [[ ! $name =~ $ONLY ]]; then return; fi
@@ -72,31 +74,31 @@ part() { # file, seconds at most, command...: what it prints goes to the file, p
         printf '%s\t%s\t%s\t%s\n' "$stage" "$file" "$limit" "$*"
         return
     fi
-    echo "$name: at most $limit s" >&2
+    echo "running $name, limit $limit s" >&2
     timeout --kill-after=2 "$((PATIENCE * limit - 2))" "$@" >"$RESULTS/$file" 2>"$RESULTS/$name.log" &
     child=$!
-    wait "$child" || status=$? # not in the foreground, where a signal to this script would have to wait
-    kill -KILL -- "-$child" 2>/dev/null # what a part that took too long has left
+    wait "$child" || status=$? # In the foreground, it would delay signals to this script.
+    kill -KILL -- "-$child" 2>/dev/null # processes that are left of a part that took too long
     printf '%s\t%s\t%s\n' "$name" "$status" "$((SECONDS - start))" >>"$RESULTS/parts.tsv"
     summarise
 }
 
-bench() { # name, seconds at most, arguments of `mlperf_bert bench`
+bench() { # name, time limit in seconds, arguments of `mlperf_bert bench`
     part "$1.json" "$2" "$PYTHON" -m mlperf_bert bench "${@:3}" --json
 }
 
-train() { # name, seconds at most, settings...
+train() { # name, time limit in seconds, settings...
     local setting switches=()
     for setting in "${@:3}"; do switches+=(--set "$setting"); done
     bench "$1" "$2" train "${OURS[@]}" "${switches[@]}" --peak-seconds "$PEAK_S" "${SHORT[@]}"
 }
 
 # shellcheck disable=SC2329 # for bash -c
-tests() { # targets of pytest: each in a process of its own, all at once as most of the time is compilation
+tests() { # targets of pytest; each runs in its own process at the same time, because most of the time is compilation
     local target name each processes=() status=0
     for target in "$@"; do
         name=${target##*/} name=${name/.py/}
-        set -- -v -rfE --tb=short -o addopts= -p no:cacheprovider "$target" # pyproject.toml's options need plug-ins
+        set -- -v -rfE --tb=short -o addopts= -p no:cacheprovider "$target" # The options in pyproject.toml need plug-ins.
         for each in $APART; do [[ $target == "$each"* ]] || set -- "$@" --deselect "$each"; done
         OMP_NUM_THREADS=2 "$PYTHON" -m pytest "$@" >"$RESULTS/${name/::/.}.txt" 2>&1 &
         processes+=("$!")
@@ -107,20 +109,20 @@ tests() { # targets of pytest: each in a process of its own, all at once as most
 export -f tests
 
 # shellcheck disable=SC2329 # for bash -c
-text() { # the embedded corpus as cpu_tiny has it, made at first use
+text() { # Prepare the embedded corpus for cpu_tiny at first use.
     export DATADIR=$WORK/text
     "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
 }
 
 # shellcheck disable=SC2329 # for bash -c
-learn() { # name, settings of cpu_tiny...: trains on the text for some steps
+learn() { # name, settings of cpu_tiny...; trains on the text for some steps
     local out=$RESULTS/$1
     shift
     text && "$PYTHON" -m mlperf_bert train --config cpu_tiny --data "$DATADIR" --run-dir "$out" "${@/#/--set=}"
 }
 
 # shellcheck disable=SC2329 # for bash -c
-whole_run() { # name, arguments of run_and_time.sh...: what it left that is small is kept
+whole_run() { # name, arguments of run_and_time.sh...; keeps the small files of the run
     local status=0
     LOGDIR=$WORK/$1 ./run_and_time.sh "${@:2}" >&2 || status=$?
     mkdir -p "$RESULTS/$1"
@@ -129,7 +131,7 @@ whole_run() { # name, arguments of run_and_time.sh...: what it left that is smal
 }
 
 # shellcheck disable=SC2329 # for bash -c
-whole_runs() { # settings of cpu_tiny...: to the target; then the same run, stopped and resumed; prints both ends
+whole_runs() { # settings of cpu_tiny...; trains to the target, repeats it with a stop and a resume, and prints both outcomes
     set -- -- "${@/#/--set=}"
     export CLEAR_CACHES=0
     text && whole_run whole "$@" || return
@@ -137,14 +139,14 @@ whole_runs() { # settings of cpu_tiny...: to the target; then the same run, stop
     until compgen -G "$WORK/resumed/run_0/checkpoints/step_*" >/dev/null || ! kill -0 $!; do sleep 0.05; done
     kill -TERM $!
     wait $!
-    [[ $? == 75 ]] || return 1 # not stopped, but ended
+    [[ $? == 75 ]] || return 1 # It was not stopped.
     RESUME=auto whole_run resumed "$@" || return
     "$PYTHON" -m mlperf_bert report page "$WORK/whole" "$WORK/resumed" --out "$RESULTS/whole_runs.html" >&2
     printf '{"whole": %s, "resumed": %s}\n' "$(<"$RESULTS/whole/outcome.json")" "$(<"$RESULTS/resumed/outcome.json")"
 }
 export -f text learn whole_run whole_runs
 
-run_stage() { # the most precious parts first
+run_stage() { # The most important parts come first.
     local each others=()
     case $stage in
     1)
@@ -174,12 +176,13 @@ run_stage() { # the most precious parts first
         ;;
     3)
         for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
-        train ablation_none 19 # train_bf16 once more: what is switched in it, one at a time, is compared with this
+        train ablation_none 19 # train_bf16 again, as the baseline for the changes of one setting each
         train ablation_eager 19 run.step_mode=eager
         train ablation_kernels_reference 19 model.kernels=reference
         train ablation_dropout_0 19 model.{hidden,attention}_dropout=0.0 mlperf.enforce_rules=false
         train ablation_bf16_autocast 19 model.precision=bf16_autocast
-        # All that fp32 has is "grouped", which reads lengths on the host: no capture. 112 sequences need over 80 GB.
+        # fp32 only has "grouped" attention, which reads lengths on the host and so cannot be captured. A batch of 112
+        # sequences needs more than 80 GB.
         train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
         bench optimizer 28 optimizer --config "$CONFIG" "${OPTIMIZER[@]}" --set "run.device=$DEVICE"
         part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
@@ -192,7 +195,7 @@ run_stage() { # the most precious parts first
     esac
 }
 
-summarise() { # summary and archive anew, each whole at every moment; the status says whether a part failed
+summarise() { # Replace summary and archive atomically. The status says whether a part failed.
     local status
     find "$RESULTS" -size +1M ! -name "*.gz" -exec sh -c 'tail -c 500000 "$1" >"$1.end" && mv "$1.end" "$1"' sh {} \;
     "$PYTHON" tools/summarise_gpu.py "$RESULTS" >"$RESULTS/summary.md"
@@ -208,10 +211,10 @@ if [[ $MODE == list ]]; then
     exit
 fi
 WORK=$(mktemp -d) && mkdir -p "$OUT" "$WORK/tmp" "$WORK/results" || exit
-(umask 077 && mkdir -p "$CACHE") 2>/dev/null || { CACHE=$WORK/cache && mkdir -m 700 "$CACHE"; } || exit # no home
+(umask 077 && mkdir -p "$CACHE") 2>/dev/null || { CACHE=$WORK/cache && mkdir -m 700 "$CACHE"; } || exit # for users without a home directory
 OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
-[[ -O $CACHE && -z $(find "$CACHE" -maxdepth 0 -perm /022) ]] || { # what it holds will be run
-    echo "tools/gpu_check.sh: CACHE $CACHE is not yours alone; name another directory" >&2 && exit 2
+[[ -O $CACHE && -z $(find "$CACHE" -maxdepth 0 -perm /022) ]] || { # The code in it will be run.
+    echo "tools/gpu_check.sh: error: CACHE: other users can write to $CACHE; set it to another directory" >&2 && exit 2
 }
 child=
 trap 'rm -rf "$WORK"' EXIT
@@ -229,10 +232,10 @@ fi
     echo "commit: ${COMMIT:-$(git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null || echo unknown)}"
     timeout 10 nvidia-smi --query-gpu=name,memory.total,driver_version,power.limit --format=csv,noheader 2>&1
     "$PYTHON" -VV
-    timeout 30 "$PYTHON" -c 'import torch; print("torch", torch.__version__)' 2>&1 # from now on in the machine's memory
+    timeout 30 "$PYTHON" -c 'import torch; print("torch", torch.__version__)' 2>&1 # This also loads torch into the page cache.
 } >"$RESULTS/machine.txt"
 for stage in "${stages[@]}"; do MODE=list run_stage; done >"$RESULTS/plan.tsv"
-summarise # says that nothing has ended yet
+summarise # It lists all parts as not finished.
 for stage in "${stages[@]}"; do run_stage; done
 summarise
 failed=$?

@@ -84,7 +84,7 @@ find_python() { # prefer python3, then the tested versions, then any newer one o
             return
         fi
     done
-    fail "no Python 3.11 or newer with venv and ensurepip is on PATH; install one (Debian: python3-venv)"
+    fail "python3: no Python 3.11 or newer with venv and ensurepip on PATH; install one (Debian: python3-venv)"
 }
 
 # Keep the settings of pip's files and variables, such as an index or a proxy, except those that would install somewhere
@@ -132,7 +132,7 @@ choose() { # set `installer` and `build` (of torch), and `why` to the reason in 
     installer=by_pip build='' why="torch $torch for this machine's GPU"
     [ -n "${PIP_NO_INDEX:-}" ] || ! command -v uv >/dev/null || installer=by_uv
     if ! has_gpu; then
-        why="no GPU: torch $torch for CPUs"
+        why="torch $torch for CPUs, because there is no GPU"
         if [ "$installer" = by_uv ] && UV_HTTP_TIMEOUT=5 UV_HTTP_RETRIES=1 \
             by_uv --dry-run --no-deps ${torch_index[@]+"${torch_index[@]}"} "torch==$torch+cpu"; then
             build=cpu
@@ -143,7 +143,7 @@ choose() { # set `installer` and `build` (of torch), and `why` to the reason in 
         [ -n "$build" ] || why="no GPU, but torch $torch with CUDA's libraries, because no package index here has a CPU build \
 (TORCH_INDEX can add one)"
     fi
-    why+=", by ${installer#by_}"
+    why+=", with ${installer#by_}"
 }
 
 install_by() { # by_pip or by_uv: install the selected requirements

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install what the tests of this directory and of tests/network start, where it is missing. Debian and root.
+# Install the programs that the tests in this directory and in tests/network use, if they are missing. Needs Debian and
+# root.
 set -euo pipefail
 
 missing=()
@@ -8,7 +9,7 @@ command -v rsync >/dev/null || missing+=(rsync)
 command -v ip >/dev/null || missing+=(iproute2)
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "tests/slurm/install.sh: error: ${missing[*]} missing; install them, or run this as root on Debian" >&2
+    echo "tests/slurm/install.sh: error: ${missing[*]}: not installed; install them, or run this as root on Debian" >&2
     exit 2
 fi
 export DEBIAN_FRONTEND=noninteractive

@@ -80,7 +80,7 @@ def test_limits_of_a_stage_add_up():
 def test_a_stage_must_be_named():
     for arguments in ((), ("5",), ("1", "2"), ("12",)):
         done = run_process("bash", SCRIPT, *arguments)
-        assert done.returncode == 2 and "needs a stage" in done.stderr
+        assert done.returncode == 2 and "STAGE: missing or unknown" in done.stderr
 
 
 @pytest.fixture(scope="module")

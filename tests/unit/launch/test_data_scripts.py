@@ -76,15 +76,15 @@ def server(official):
 def test_all_files_and_then_nothing_again(official):
     only = official.fetch("--only", "eval")  # what evaluation needs
     assert only.returncode == 0, only.stderr
-    assert "[1/2] eval.txt: fetched, md5 right\n" in only.stdout
-    assert "[2/2] vocab.txt: fetched, md5 not known\n" in only.stdout
+    assert "[1/2] eval.txt: downloaded, md5 correct\n" in only.stdout
+    assert "[2/2] vocab.txt: downloaded, md5 unknown\n" in only.stdout
     assert sorted(official.fetched()) == ["eval.txt", "vocab.txt"]
     assert official.fetch().returncode == 0
     assert official.fetched() == CONTENTS
     for path in official.source.iterdir():
         path.unlink()
     again = official.fetch()
-    assert again.returncode == 0 and again.stdout.count(": is there\n") == 4
+    assert again.returncode == 0 and again.stdout.count(": already downloaded\n") == 4
 
 
 def test_a_cut_file_goes_on_where_it_was_cut(official):
@@ -114,36 +114,38 @@ def test_over_http_also_without_ranges(official, server):
     assert official.fetched() == CONTENTS
     (official.target / "eval.txt").unlink()
     missing = official.fetch(source=f"{server}/nowhere")
-    assert refused(missing, "eval.txt could not be fetched from SOURCE")
+    assert refused(missing, "eval.txt: download from SOURCE failed")
 
 
 def test_a_wrong_file_is_named_and_not_kept(official):
     (official.source / "part-00001-of-00002").write_bytes(b"x" * 2400)
     done = official.fetch()
-    assert refused(done, "part-00001-of-00002 from SOURCE has md5 ")
+    assert refused(done, "part-00001-of-00002: the file from SOURCE has md5 ")
     assert "part-00001-of-00002" not in official.fetched()
     (official.source / "eval.txt").write_bytes(b"short")
     (official.target / "eval.txt").unlink()
-    assert refused(official.fetch(), "eval.txt from SOURCE has 5 bytes, not 450")
+    assert refused(official.fetch(), "eval.txt: the file from SOURCE has 5 bytes, not 450")
     (official.target / "part-00000-of-00002").write_bytes(b"changed")
     wrong = official.fetch("--only", "train")
-    assert refused(wrong, "part-00000-of-00002 has 7 bytes, not 2200; remove it and call again")
+    assert refused(wrong, "part-00000-of-00002: has 7 bytes, not 2200; remove it and call again")
 
 
 def test_mistakes_of_the_call(official):
     target = official.target
-    assert refused(call("download_dataset.sh", target), "SOURCE is not set")
-    assert refused(official.fetch(source=target / "x"), "SOURCE: there is no directory")
-    assert refused(call("download_dataset.sh", SOURCE=target), "one directory is expected")
+    assert refused(call("download_dataset.sh", target), "SOURCE: not set")
+    assert refused(official.fetch(source=target / "x"), "SOURCE: no such directory")
+    assert refused(
+        call("download_dataset.sh", SOURCE=target), "0 arguments instead of one directory"
+    )
     assert refused(official.fetch("-x"), "unknown option '-x'")
     assert refused(official.fetch("--only", "nothing"), "no file matches 'nothing'")
-    assert refused(call("verify_dataset.sh", DATADIR=target), "there is no directory")
+    assert refused(call("verify_dataset.sh", DATADIR=target), "no such directory")
     assert refused(call("verify_dataset.sh", "-x", DATADIR=target.parent), "unknown argument '-x'")
-    assert refused(call("init_datasets.sh", TEXTDIR=target.parent), "DATADIR is not set")
-    assert refused(call("init_datasets.sh", DATADIR=target), "TEXTDIR: there is no directory")
+    assert refused(call("init_datasets.sh", TEXTDIR=target.parent), "DATADIR: not set")
+    assert refused(call("init_datasets.sh", DATADIR=target), "TEXTDIR: no such directory")
     (target.parent / "part-00000-of-00002").touch()
     cut = call("init_datasets.sh", TEXTDIR=target.parent, DATADIR=target)
-    assert refused(cut, "has 1 parts of 2") and not target.exists()
+    assert refused(cut, "has 1 of 2 parts") and not target.exists()
 
 
 def test_a_name_of_the_table_stays_in_the_directory(official):
@@ -151,7 +153,7 @@ def test_a_name_of_the_table_stays_in_the_directory(official):
     table = official.table.read_text()
     for name in ("../outside", "/tmp/outside", "a/b", "..", ".", ""):
         official.table.write_text(f"{table}- - {name}\n")
-        assert refused(official.fetch(), f"'{name}' in {official.table} is no plain file name")
+        assert refused(official.fetch(), f"'{name}' in {official.table} is not a plain file name")
         assert not official.target.exists()
 
 
@@ -199,7 +201,7 @@ def test_sets_are_made_of_the_text_and_verified(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         said[only] = done.stderr
     assert "NOT" not in said["eval"]
-    assert "has NOT the published 156,726,829 examples" in said["train"]
+    assert "does NOT have the published number of 156,726,829 examples" in said["train"]
     train, held_out = (Manifest.load(data / name) for name in ("train", "eval"))
     parts = [f"part-0000{number}-of-00002.hdf5" for number in range(2)]
     assert [shard.file for shard in train.shards] == parts

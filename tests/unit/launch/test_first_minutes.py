@@ -88,7 +88,7 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
     ("command", "said"),
     [
         ("tools/venv.sh", "no permission to write to {tree}, where the package is installed; "),
-        ("run_tests.sh", "{tree} cannot be written to; make it writable, or test a copy"),
+        ("run_tests.sh", "{tree}: not writable; make it writable, or test a copy"),
     ],
 )
 def test_a_read_only_tree_is_one_line(tree, command, said):
@@ -100,7 +100,7 @@ def test_no_python_to_make_the_environment_of(tree, programs):
     for name in ("python3", "python3.11", "python3.12"):
         write_program(programs / name, "#!/bin/sh\nexit 1\n")
     done = start(tree / "run_tests.sh", PATH=f"{programs}:{os.environ['PATH']}")
-    assert "no Python 3.11 or newer with venv and ensurepip is on PATH; install" in one_line(done)
+    assert "no Python 3.11 or newer with venv and ensurepip on PATH; install" in one_line(done)
     assert not (tree / ".venv").exists()
 
 
@@ -143,15 +143,18 @@ def test_ctrl_c_during_the_installation_says_how_to_go_on(install, tree):
     given = {"CTRL_C": 1, "ASKED": "/dev/null", "LOGDIR": tree / "a"}
     done = start(*own_session, tree / "run_and_time.sh", **given)
     assert (done.returncode, done.stderr) == (130, ""), done.stdout
-    hint = done.stdout.splitlines()[-1]
-    assert hint == f"to go on: RESUME=auto LOGDIR={tree}/a {tree}/run_and_time.sh"
+    *_, fact, hint = done.stdout.splitlines()
+    assert fact == "interrupted before the first run, so no training was lost"
+    assert hint == f"to start again: RESUME=auto LOGDIR={tree}/a {tree}/run_and_time.sh"
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="of a machine without a GPU")
 def test_which_torch_and_by_what(install, programs, tree):
     stamp = tree / ".venv" / "installed"
     of_cpu, asked = install(OFFERED="2.14.0, 2.13.0+cpu, 2.13.0", TORCH_INDEX="file:///more")
-    assert of_cpu.stdout.splitlines()[0].endswith("no GPU: torch 2.13.0 for CPUs, by pip")
+    assert of_cpu.stdout.splitlines()[0].endswith(
+        "torch 2.13.0 for CPUs, because there is no GPU, with pip"
+    )
     locked, pinned, own = asked
     assert "--require-hashes --no-deps --only-binary :all:" in locked and "///more" not in locked
     assert "--only-binary :all:" in pinned
@@ -165,7 +168,7 @@ def test_which_torch_and_by_what(install, programs, tree):
     write_program(programs / "uv", UV)
     by_both, asked = install(DRY="0")
     first, second, *_ = by_both.stdout.splitlines()
-    assert first.endswith("torch 2.13.0 for CPUs, by uv")
+    assert first.endswith("torch 2.13.0 for CPUs, because there is no GPU, with uv")
     assert (
         second == "uv cannot install what the lock names (error: no such index); using pip instead"
     )

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Fetch the official text, vocabulary and first checkpoint; resumable, checked where size and md5 are known.
+# Download the official text, vocabulary and first checkpoint. Sizes and md5 digests are checked if they are known.
 #
 #   SOURCE=<url or directory> ./download_dataset.sh [--only PATTERN] DIR
 #
-#   SOURCE    where the files are, all in one place: https://, http://, ftp://, file://, or a directory;
-#             MLCommons hands it out to its members, so it is not written here
-#   --only    eval, train or checkpoint: the files for that; or a shell pattern of names
-#   FILES     table of the files [dataset_files.txt beside this script]
+#   SOURCE    the place of all files, as https://, http://, ftp:// or file://, or a directory. MLCommons gives
+#             the address to its members, so it is not written here.
+#   --only    download only the files for eval, train or checkpoint, or those whose names match a shell pattern
+#   FILES     the table of the files [dataset_files.txt next to this script]
 #
-# A file lies at DIR/<name> only when it is whole and right, until then at DIR/<name>.part. What is there and
-# right is not fetched again; the next call goes on where a cut one stopped.
+# A file is at DIR/<name> once it is complete and correct, and at DIR/<name>.part until then. Correct files are not
+# downloaded again, and an interrupted download resumes at the next call.
 set -euo pipefail
 
 case ${1:-} in -h | --help)
@@ -27,7 +27,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 FILES=${FILES:-$here/dataset_files.txt}
 pattern='*'
 if [ "${1:-}" = --only ]; then
-    [ $# -ge 2 ] || fail "--only: a pattern is missing; give eval, train, checkpoint or a file name"
+    [ $# -ge 2 ] || fail "--only: the pattern is missing; use eval, train, checkpoint or a file name"
     case $2 in
     eval) pattern='@(eval.*|vocab.txt)' ;;
     train) pattern='@(part-*|vocab.txt)' ;;
@@ -36,21 +36,21 @@ if [ "${1:-}" = --only ]; then
     esac
     shift 2
 fi
-case ${1:-} in -*) fail "unknown option '$1'; --only is the only one, and stands first" ;; esac
-[ $# -eq 1 ] || fail "one directory is expected; call SOURCE=<url or directory> $0 [--only PATTERN] DIR"
+case ${1:-} in -*) fail "unknown option '$1'; the only option is --only, and it comes first" ;; esac
+[ $# -eq 1 ] || fail "DIR: $# arguments instead of one directory; use SOURCE=<url or directory> $0 [--only PATTERN] DIR"
 target=$1
-[ -n "${SOURCE:-}" ] || fail "SOURCE is not set; set it to the url or directory that has the files"
-[ -r "$FILES" ] || fail "FILES: '$FILES' cannot be read; leave it out for the official table"
-command -v curl >/dev/null || fail "curl was not found; install it"
+[ -n "${SOURCE:-}" ] || fail "SOURCE: not set; set it to the URL or directory that has the files"
+[ -r "$FILES" ] || fail "FILES: '$FILES' cannot be read; unset it to use the official table"
+command -v curl >/dev/null || fail "curl: not found; install it"
 case $SOURCE in
 *://*) ;;
 *)
-    [ -d "$SOURCE" ] || fail "SOURCE: there is no directory '$SOURCE'; give a url or a directory"
+    [ -d "$SOURCE" ] || fail "SOURCE: no such directory '$SOURCE'; set it to a URL or a directory"
     SOURCE=file://$(cd "$SOURCE" && pwd | sed 's/%/%25/g; s/ /%20/g; s/#/%23/g; s/?/%3F/g')
     ;;
 esac
 
-wrong() { # file, bytes, md5: prints what is wrong with the file; nothing where it is right
+wrong() { # file, bytes, md5; prints what is wrong with the file, and nothing if it is correct
     local bytes md5
     bytes=$(stat --dereference --format %s "$1")
     if [ "$bytes" -eq 0 ]; then
@@ -70,21 +70,21 @@ get() { # name
 
 fetch() { # name, bytes, md5
     local part=$target/$1.part problem status=0
-    local cut="$1 could not be fetched from SOURCE, see the line above; call again to go on"
+    local interrupted="$1: download from SOURCE failed, as shown above; call again to resume it"
     if [ -f "$part" ] && [ "$2" != - ] && [ "$(stat --format %s "$part")" -ge "$2" ]; then rm "$part"; fi
     if [ -f "$part" ]; then
         get "$1" || status=$?
         case $status in
-        0) [ -z "$(wrong "$part" "$2" "$3")" ] || rm "$part" ;; # it began with something else
-        33 | 36) rm "$part" ;; # only whole files are to be had there
-        *) fail "$cut" ;;
+        0) [ -z "$(wrong "$part" "$2" "$3")" ] || rm "$part" ;; # The old part was of another file.
+        33 | 36) rm "$part" ;; # The server only sends complete files.
+        *) fail "$interrupted" ;;
         esac
     fi
-    [ -f "$part" ] || get "$1" || fail "$cut"
+    [ -f "$part" ] || get "$1" || fail "$interrupted"
     problem=$(wrong "$part" "$2" "$3")
     if [ -n "$problem" ]; then
         rm "$part"
-        fail "$1 from SOURCE $problem; it is not the official file: look for another SOURCE"
+        fail "$1: the file from SOURCE $problem, so it is not the official one; use another SOURCE"
     fi
     mv "$part" "$target/$1"
 }
@@ -95,23 +95,23 @@ shopt -s extglob
 names=() sizes=() sums=()
 while read -r bytes md5 name; do
     case $bytes in "" | \#*) continue ;; esac
-    case $name in "" | . | */* | *..*) fail "FILES: '$name' in $FILES is no plain file name; mend that line" ;; esac
-    # shellcheck disable=SC2053 # a pattern
+    case $name in "" | . | */* | *..*) fail "FILES: '$name' in $FILES is not a plain file name; correct that line" ;; esac
+    # shellcheck disable=SC2053 # The right side is a pattern.
     if [[ $name == $pattern ]]; then names+=("$name") sizes+=("$bytes") sums+=("$md5"); fi
 done <"$FILES"
-[ ${#names[@]} -gt 0 ] || fail "--only: no file matches '$pattern'; the names are in $FILES"
-mkdir -p "$target" 2>/dev/null || fail "'$target' cannot be made; give a directory that you can write to"
+[ ${#names[@]} -gt 0 ] || fail "--only: no file matches '$pattern'; use one of the names in $FILES"
+mkdir -p "$target" 2>/dev/null || fail "$target: cannot be created; use a directory that you can write to"
 
 for i in "${!names[@]}"; do
     name=${names[i]}
     progress="[$((i + 1))/${#names[@]}] $name"
     if [ -f "$target/$name" ]; then
         problem=$(wrong "$target/$name" "${sizes[i]}" "${sums[i]}")
-        [ -z "$problem" ] || fail "$target/$name $problem; remove it and call again"
-        echo "$progress: is there"
+        [ -z "$problem" ] || fail "$target/$name: $problem; remove it and call again"
+        echo "$progress: already downloaded"
     else
         fetch "$name" "${sizes[i]}" "${sums[i]}"
-        if [ "${sums[i]}" = - ]; then known="not known"; else known=right; fi
-        echo "$progress: fetched, md5 $known"
+        if [ "${sums[i]}" = - ]; then known="unknown"; else known=correct; fi
+        echo "$progress: downloaded, md5 $known"
     fi
 done

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Make the prepared sets from the official text: DATADIR/train and DATADIR/eval. Resumable: shards are kept.
+# Prepare DATADIR/train and DATADIR/eval from the official text. An interrupted call resumes with the next shard.
 #
 #   TEXTDIR=DIR DATADIR=DIR ./init_datasets.sh
 #
-#   TEXTDIR  what download_dataset.sh fetched: part-*-of-*, eval.txt, vocab.txt
-#   DATADIR  where the sets go
-#   WORKERS  processes           [the cores of this machine]
+#   TEXTDIR  the files from download_dataset.sh: part-*-of-*, eval.txt and vocab.txt
+#   DATADIR  the directory for the prepared sets
+#   WORKERS  number of processes [the cores of this machine]
 #   ONLY     train or eval       [both]
-#   PYTHON   interpreter that has the package [.venv/bin/python at the top, made at first use]
+#   PYTHON   an interpreter that has the package [.venv/bin/python of the repository, made at first use]
 #
-# Examples are those of the reference: 512 tokens, 76 predictions, dupe factor 10, seed 12345; for evaluation
-# 10,000 evenly out of all. Other numbers may follow, as for `mlperf_bert prepare`: not the benchmark's sets.
+# The examples equal those of MLPerf's reference: 512 tokens, 76 predictions, dupe factor 10 and seed 12345. The
+# evaluation set has 10,000 examples, picked evenly from all. You can append other options of `mlperf_bert prepare`,
+# but then the sets are not the benchmark's.
 set -euo pipefail
 
 case ${1:-} in -h | --help)
@@ -25,21 +26,21 @@ fail() {
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-[ -d "${TEXTDIR:-}" ] || fail "TEXTDIR: there is no directory '${TEXTDIR:-}'; fetch it with download_dataset.sh"
-[ -n "${DATADIR:-}" ] || fail "DATADIR is not set; set it to the directory to make the sets in"
-[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY is '$ONLY'; set it to train or eval, or leave it out"
+[ -d "${TEXTDIR:-}" ] || fail "TEXTDIR: no such directory '${TEXTDIR:-}'; download the text with download_dataset.sh"
+[ -n "${DATADIR:-}" ] || fail "DATADIR: not set; set it to the directory for the prepared sets"
+[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY: '$ONLY' is not train or eval; set it to one of them, or unset it"
 shopt -s nullglob
 parts=("$TEXTDIR"/part-?????-of-?????)
 if [ "$ONLY" != eval ]; then
-    [ ${#parts[@]} -gt 0 ] || fail "$TEXTDIR has no part-*-of-*; fetch them with download_dataset.sh"
+    [ ${#parts[@]} -gt 0 ] || fail "$TEXTDIR: has no files part-*-of-*; download them with download_dataset.sh"
     count=$((10#${parts[0]##*-of-}))
     [ ${#parts[@]} -eq "$count" ] ||
-        fail "$TEXTDIR has ${#parts[@]} parts of $count; call download_dataset.sh again"
+        fail "$TEXTDIR: has ${#parts[@]} of $count parts; call download_dataset.sh again"
 fi
 needed=(vocab.txt)
 [ "$ONLY" = train ] || needed+=(eval.txt)
 for file in "${needed[@]}"; do
-    [ -f "$TEXTDIR/$file" ] || fail "$TEXTDIR has no $file; call download_dataset.sh"
+    [ -f "$TEXTDIR/$file" ] || fail "$TEXTDIR: has no $file; download it with download_dataset.sh"
 done
 if [ -z "${PYTHON:-}" ]; then
     top=$(cd "$here/../../../.." && pwd)
@@ -50,7 +51,7 @@ fi
 prepare() { # name of the set, options
     local name=$1
     shift
-    echo "making $DATADIR/$name"
+    echo "preparing $DATADIR/$name"
     "$PYTHON" -P -m mlperf_bert prepare --out "$DATADIR/$name" --vocab "$TEXTDIR/vocab.txt" --max-seq-length 512 \
         --max-predictions 76 --dupe-factor 10 --seed 12345 ${WORKERS:+--workers "$WORKERS"} "$@"
 }
@@ -58,6 +59,7 @@ prepare() { # name of the set, options
 [ "$ONLY" = train ] || prepare eval --text "$TEXTDIR/eval.txt" --pick-eval 10000 "$@"
 [ "$ONLY" = eval ] || prepare train --text "${parts[@]}" "$@"
 if [ "$ONLY" != eval ] && [ $# -eq 0 ] && ! grep -q '"num_samples": 156726829,' "$DATADIR/train/index/dataset.json"; then
-    echo "init_datasets.sh: warning: $DATADIR/train has NOT the published 156,726,829 examples; compare its text" >&2
+    echo "init_datasets.sh: warning: $DATADIR/train does NOT have the published number of 156,726,829 examples;" \
+        "compare its text with the official one" >&2
 fi
 PYTHON=$PYTHON DATADIR=$DATADIR ONLY=$ONLY "$here/verify_dataset.sh"

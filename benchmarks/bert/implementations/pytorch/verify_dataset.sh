@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Whether the prepared sets are whole and right: in seconds; with --full every byte and all contents are read.
+# Check that the prepared sets are complete and correct. This takes seconds. With --full it reads every byte.
 #
 #   DATADIR=DIR ./verify_dataset.sh [--full]
 #
-#   DATADIR  what init_datasets.sh made: train/ and eval/
+#   DATADIR  the output of init_datasets.sh, with train/ and eval/
 #   ONLY     train or eval       [both]
-#   PYTHON   interpreter that has the package [.venv/bin/python at the top, made at first use]
+#   PYTHON   an interpreter that has the package [.venv/bin/python of the repository, made at first use]
 set -euo pipefail
 
 case ${1:-} in -h | --help)
@@ -20,14 +20,14 @@ fail() {
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-[ -d "${DATADIR:-}" ] || fail "DATADIR: there is no directory '${DATADIR:-}'; make it with init_datasets.sh"
-[ $# -eq 0 ] || [ "$*" = --full ] || fail "unknown argument '$*'; --full is the only one"
-[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY is '$ONLY'; set it to train or eval, or leave it out"
+[ -d "${DATADIR:-}" ] || fail "DATADIR: no such directory '${DATADIR:-}'; make it with init_datasets.sh"
+[ $# -eq 0 ] || [ "$*" = --full ] || fail "unknown argument '$*'; the only option is --full"
+[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY: '$ONLY' is not train or eval; set it to one of them, or unset it"
 if [ -z "${PYTHON:-}" ]; then
     top=$(cd "$here/../../../.." && pwd)
     "$top/tools/venv.sh"
     PYTHON=$top/.venv/bin/python
 fi
-# Together where both are asked for: held-out texts in train are only found so.
+# Both sets are checked in one call, because only that finds held-out texts in the training set.
 if [ "$ONLY" = both ]; then set -- "$DATADIR" "$@"; else set -- "$DATADIR/$ONLY" "$@"; fi
 exec "$PYTHON" -P -m mlperf_bert verify "$@"
