@@ -13,7 +13,7 @@ LONG_FUNCTIONS = {  # a run in its order, read from top to bottom
     "train.py": ("train", 275),
     "fine_tune.py": ("fine_tune", 100),
 }
-MAX_TOTAL_LINES = {"submission": 23_210, "tools": 15_900}  # of .py; tests have a ratio
+MAX_TOTAL_LINES = {"submission": 25_300, "tools": 17_500}  # of .py; tests have a ratio
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(
@@ -33,13 +33,13 @@ def test_file_and_functions_are_within_budget():
                 assert lines <= limit, f"{path}: {node.name} has {lines} lines"
 
 
-def test_each_house_is_within_budget():
+def test_each_package_is_within_budget():
     totals = dict.fromkeys(MAX_TOTAL_LINES, 0)
     for path in tracked("*.py", ":!logs", ":!tests"):
-        house = "submission" if path.is_relative_to(PACKAGE) else "tools"
-        totals[house] += len(path.read_bytes().splitlines())
+        package = "submission" if path.is_relative_to(PACKAGE) else "tools"
+        totals[package] += len(path.read_bytes().splitlines())
     assert all(totals.values())
-    assert [house for house, lines in totals.items() if lines > MAX_TOTAL_LINES[house]] == [], (
+    assert [package for package, lines in totals.items() if lines > MAX_TOTAL_LINES[package]] == [], (
         totals
     )
 
