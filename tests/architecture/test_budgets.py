@@ -39,9 +39,9 @@ def test_each_package_is_within_budget():
         package = "submission" if path.is_relative_to(PACKAGE) else "tools"
         totals[package] += len(path.read_bytes().splitlines())
     assert all(totals.values())
-    assert [package for package, lines in totals.items() if lines > MAX_TOTAL_LINES[package]] == [], (
-        totals
-    )
+    assert [
+        package for package, lines in totals.items() if lines > MAX_TOTAL_LINES[package]
+    ] == [], totals
 
 
 def test_the_tracked_tree_is_small():

@@ -37,7 +37,7 @@ def test_tensorboard_reads_what_is_written(run, tmp_path, told):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = tmp_path / "scalars"
     said = told("report", "tensorboard", run, "--out", directory)
-    scalars = "48 scalars written, show them with: tensorboard"  # 4 records of 12 numbers
+    scalars = "wrote 48 scalars; to show them: tensorboard"  # 4 records of 12 numbers
     assert f"{scalars} --logdir {directory}" in said
     events = reader.EventAccumulator(str(directory))
     events.Reload()

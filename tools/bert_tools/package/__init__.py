@@ -1,1 +1,1 @@
-"""Builds and checks a submission directory: `mlperf_bert package`. It needs no torch."""
+"""Implements `mlperf_bert package`, which builds and checks a submission without torch."""

@@ -75,7 +75,7 @@ def run_checkers(
 
 
 def _run_checker(call: Call, copy: Path) -> Problems:
-    """Run a checker and return what it prints against its success."""
+    """Run a checker and return its complaints, none if it succeeded."""
     # Without -P, modules of the current directory could hide others of the same name.
     command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{call.checker}"]
     command += [*call.arguments, "--log_output", str(copy.with_suffix(".log"))]
@@ -99,7 +99,7 @@ def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
     wrong = [start for start, count in call.wanted.items() if found[start] != count]
     if not bad and not wrong and status == 0:
         return ()
-    # A warning gives the reason for a failure. Without a failure it means nothing.
+    # Warnings state the reason for a failure. If there is no failure, they do not matter.
     warnings = [line for line in lines if line.startswith("WARNING")]
     reasons = [line for line in (*warnings, *bad) if line != _VERDICT]
     if not reasons:

@@ -1,4 +1,4 @@
-"""Copies the parts of a submission: code, system descriptions and logs, and nothing else."""
+"""Copies only what a submission needs, which is code, system descriptions and logs."""
 
 import difflib
 import os
@@ -32,7 +32,7 @@ _LOG = re.compile(r"result_.*\.txt")
 
 
 def is_run_directory(directory: Path) -> bool:
-    """Return whether a directory has result_<i>.txt itself, as LOGDIR of run_and_time.sh does."""
+    """Return whether a directory itself has result_<i>.txt, as run_and_time.sh's LOGDIR does."""
     return any(map(_LOG.fullmatch, names_in(directory)))
 
 
@@ -122,7 +122,8 @@ def _export_results(results: Path, tree: Path, problems: Problems) -> list[str]:
         if len(parts) == 4 and parts[2] == "bert" and _LOG.fullmatch(parts[3]):
             _copy(path, tree / shown)
         elif len(parts) > 3 or parts[-1] != "README.md":
-            remedy = "move it away, only <system>/bert/result_<i>.txt and README.md belong there"
+            remedy = "move it away, because only README.md and "
+            remedy += "<system>/bert/result_<i>.txt belong there"
             problems.append(DataError(shown, "is not a result", remedy))
     systems = [path.name for path in sorted(results.iterdir()) if path.is_dir() and _is_plain(path)]
     for system in systems:
@@ -176,7 +177,7 @@ def _is_ignored(path: Path) -> bool:
 
 
 def _problem(path: Path) -> str | None:
-    """Return why a file or directory would be refused by the checkers or MLCommons' repository."""
+    """Return why the checkers or MLCommons' repository would refuse a path, or None."""
     status = path.lstat()
     if path.name.startswith("."):
         return "has a name that begins with a dot"

@@ -1,4 +1,4 @@
-"""Our own checks of a system's results. They are stricter than MLCommons' checkers.
+"""Checks a system's results more strictly than MLCommons' checkers do.
 
 In the open division MLCommons' checkers accept any accuracy, any seed and an aborted run. In both
 divisions they accept one log that does not comply. We check the values of a system's description
@@ -156,7 +156,7 @@ def _check_names(names: Sequence[str], where: str) -> Problems:
 
 
 def _check_run(run: RunFacts) -> Iterator[DataError]:
-    """Check what a single log must show on its own."""
+    """Check a single run, without comparing it with other runs or with the description."""
     if run.status != "success":
         yield DataError(
             run.name,
@@ -340,7 +340,7 @@ def _settings(log: RunLog) -> dict[str, Any]:
 
 
 def _has_type(value: object, kind: type) -> bool:
-    """Return whether a JSON value has a type. An integer counts as a float, a boolean does not."""
+    """Return whether a JSON value has a type. Integers count as floats, but booleans do not."""
     if kind in (int, float):
         return is_number(value) and (kind is float or type(value) is int)
     return type(value) is kind

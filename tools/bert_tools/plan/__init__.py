@@ -1,1 +1,1 @@
-"""Answers questions before a run: `mlperf_bert plan`. It needs no torch, GPU or cluster."""
+"""Implements `mlperf_bert plan`, which answers questions before a run without torch or a GPU."""

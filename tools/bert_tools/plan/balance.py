@@ -1,7 +1,7 @@
-"""`plan balance`: how evenly a config's sampler and balance policy distribute work over the ranks.
+"""Computes how evenly a config distributes work over the ranks, for `plan balance`.
 
-The answer compares the config with all other samplers and policies that its other settings allow.
-It plans steps from the lengths of the samples and does not read the samples.
+The config's sampler and balance policy are compared with all others that its other settings allow.
+Steps are planned from the lengths of the samples, so the samples themselves are not read.
 """
 
 import argparse
@@ -33,11 +33,11 @@ _LEGEND = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalanceRow:
-    """One sampler with one policy, measured over the draws (terms: docs/reference/glossary.md).
+    """One sampler with one policy, measured over the planned steps.
 
-    `capacity_waste_ladder` is the number of padding tokens per real token if these steps are
-    captured. `exchanged_bytes_per_rank` is what a rank of the first group receives from others in
-    a step, averaged over the draws.
+    docs/reference/glossary.md defines the terms. `capacity_waste_ladder` is the number of padding
+    tokens per real token if these steps are captured. `exchanged_bytes_per_rank` is the number of
+    bytes that a rank receives from other ranks per step, averaged over the planned steps.
     """
 
     sampler: SamplerName
@@ -51,19 +51,23 @@ class BalanceRow:
 
     @property
     def policy_in_words(self) -> str:
-        """Return the policy with its option."""
+        """Return the name of the policy, followed by "unequal" if the counts are unequal."""
         return f"{self.policy} unequal" if self.counts_per_rank == "unequal" else self.policy
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Measure all allowed combinations. Raises ConfigError or DataError for a user's mistake."""
+    """Measure all samplers and policies that the config allows.
+
+    Raises ConfigError or DataError for a user's mistake.
+    """
     config = load_config(args.config, args.set)
     if args.draws < 2:
         raise ConfigError("--draws", f"is {args.draws}", "set it to at least 2")
     index = wikipedia_index() if args.data is None else SampleIndex.of_set(args.data)
     if index.max_length != config.data.max_seq_length:
         problem = f"its sequences have at most {config.data.max_seq_length} tokens"
-        remedy = f"pass --data with such a set, because {index.source} has up to {index.max_length}"
+        remedy = f"pass --data with such a set, because samples of {index.source} "
+        remedy += f"have up to {index.max_length}"
         raise ConfigError("--config", problem, remedy)
     rows: list[BalanceRow] = []
     left_out: dict[str, str] = {}
@@ -92,8 +96,9 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 def variants(config: RunConfig) -> list[RunConfig]:
     """Return the config, then its variants with other samplers and policies that it allows.
 
-    The first variant is the one to compare with. It has the same sampler, and the first policy that
-    differs from the config's in the order unequal counts, `presort_global`, `none`.
+    The first variant is the one to compare with. It has the same sampler, and the first of these
+    policies that differs from the config's: `presort_global` with unequal counts, `presort_global`,
+    `none`.
     """
     found = [config]
     samplers: tuple[SamplerName, ...] = get_args(SamplerName)
@@ -125,8 +130,8 @@ def _is_allowed(config: RunConfig, data: DataSection) -> bool:
 def as_configured(rows: Sequence[BalanceRow]) -> str:
     """Describe the first two rows: the config's own policy, and the one to compare it with."""
     return "; ".join(
-        f"{row.policy_in_words}: idle {100 * row.idle_fraction:.1f} %, padding "
-        f"{100 * row.capacity_waste_ladder:.1f} %"
+        f"{row.policy_in_words}: idle {100 * row.idle_fraction:.1f}%, padding "
+        f"{100 * row.capacity_waste_ladder:.1f}%"
         for row in rows[:2]
     )
 

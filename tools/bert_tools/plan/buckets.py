@@ -1,4 +1,4 @@
-"""`plan buckets`: gradient buckets in the order of the backward pass, computed from a config.
+"""Computes a config's gradient buckets in the order of the backward pass, for `plan buckets`.
 
 Shape letters: D hidden, F feed-forward width, V vocabulary (padded), S tokens of a sequence,
 P its masked positions, R rows that the last layer computes.
@@ -26,7 +26,7 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the backward pass: the gradients it completes, in order, and its work.
+    """A part of the backward pass, with the gradients that it completes, in order, and its work.
 
     `numels` maps the names of the parameters to their numbers of elements. The work is counted as
     the forward pass's multiply-adds for one sequence. The backward pass needs twice as many for
@@ -44,7 +44,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         problem = f"is {config.model.architecture!r}, whose backward pass cannot be planned"
         raise ConfigError("model.architecture", problem, "pass a config with architecture 'bert'")
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
-    dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast has fp32 gradients
+    dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast computes fp32 gradients
     num_tokens, num_masked = config.data.max_seq_length, config.data.max_predictions
     gradients = backward_order(config.model, num_tokens, num_masked)
     buckets = []
@@ -75,14 +75,14 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> list[ReadyGradient]:
     """Return BERT's gradients in the order they become ready, with the share of work done by then.
 
-    The order is that of an eager backward pass without autocast: from the last use to the first, a
-    bias before its matrix, and a LayerNorm's weight before its bias. The word embedding, which is
-    tied to the decoder, comes last, because the forward pass starts with it.
+    The order is that of an eager backward pass without autocast. It goes from the last use to the
+    first, with a bias before its matrix, and a LayerNorm's weight before its bias. The word
+    embedding, which is tied to the decoder, comes last, because the forward pass starts with it.
 
-    Work is the multiply-adds of matrix products and attention, for sequences of `num_tokens`
-    tokens (S) with `num_masked` masked positions (P). Memory-bound parts are not counted:
-    embedding tables, LayerNorm, GELU, softmax, dropout. The gradients of one module are assumed to
-    be ready together when it ends.
+    Work is counted in multiply-adds of matrix products and attention, for sequences of
+    `num_tokens` tokens (S) with `num_masked` masked positions (P). The memory-bound parts
+    (embedding tables, LayerNorm, GELU, softmax, dropout) are not counted. The gradients of one
+    module are assumed to be ready together when its backward pass ends.
     """
     parts = list(_backward(model, num_tokens, num_masked))
     done = list(accumulate(part.multiply_adds for part in parts))
@@ -99,7 +99,8 @@ def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator
     has_pairs = model.objective == "mlm_nsp"
     if has_pairs:
         yield _linear("cls.seq_relationship", hidden, 2, rows=1)
-    bias = {"cls.predictions.bias": vocabulary}  # the matrix is not ready yet
+    # The decoder's matrix is the word embedding, which becomes ready last.
+    bias = {"cls.predictions.bias": vocabulary}
     yield _Part(bias, num_masked * hidden * vocabulary)
     yield _layer_norm("cls.predictions.transform", hidden)
     yield _linear("cls.predictions.transform.dense", hidden, hidden, num_masked)
@@ -128,7 +129,7 @@ def _layer(name: str, model: ModelSection, num_tokens: int, rows: int) -> Iterat
     yield _linear(f"{name}.intermediate.dense", hidden, wide, rows)
     yield _layer_norm(f"{name}.attention.output", hidden)
     yield _linear(f"{name}.attention.output.dense", hidden, hidden, rows)
-    # Scores and context take S products of D channels per row each.
+    # Scores and context each need S products of D channels per row.
     yield _Part({}, 2 * rows * num_tokens * hidden)
     for projection, projected in (("value", num_tokens), ("key", num_tokens), ("query", rows)):
         yield _linear(f"{name}.attention.self.{projection}", hidden, hidden, projected)

@@ -1,4 +1,4 @@
-"""The sub-command `plan`: the options of its questions. Each answer is imported when needed."""
+"""The sub-command `plan`: define its questions, and import only the code that answers one."""
 
 import argparse
 import importlib

@@ -1,7 +1,8 @@
-"""Reads MLPerf results for `plan law`: the published table, raw logs, and `--filter`.
+"""Reads MLPerf results for `plan law` from the published table or from raw logs, and filters them.
 
 A system's score follows MLPerf's training rules. It is the mean without the fastest and the slowest
-run. One run may have failed, and it then counts as the slowest. This module needs no torch.
+run, which is called the olympic mean. One run may have failed, and it then counts as the slowest.
+This module needs no torch.
 """
 
 import csv
@@ -43,11 +44,11 @@ _MAX_DESCRIPTION_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One system's result. Values that its source does not give are None or empty.
+    """One system's result. Values that its source does not contain are None or empty.
 
-    `time_min` is the olympic mean of its runs in minutes, and `samples` the mean number of
-    sequences that a run trained on. `seq_per_s` is the mean of samples divided by time, which
-    includes evaluation.
+    `time_min` is the olympic mean of its runs in minutes. `samples` is the mean number of sequences
+    that a run trained on. `seq_per_s` is the mean of samples divided by time, which includes
+    evaluation.
     """
 
     system: str
@@ -129,8 +130,9 @@ def _number(text: str) -> float | None:
 
 
 def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
-    """Return the entries in a directory, sorted by path, and why logs or systems were left out.
+    """Read the results in a directory.
 
+    Returns the entries, sorted by path, and an error for each log or system that was left out.
     Every directory with `result_<n>.txt` is one system. In MLPerf's layout,
     results/<system>/<benchmark>/, only the benchmark bert is read, and systems/<system>.json
     describes the system. A log that cannot be read counts as a failed run. Raises DataError if
@@ -161,7 +163,7 @@ def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
 
 
 def _read_log(path: Path) -> RunLog:
-    """Read one log. Raises DataError if it is of another benchmark, or its run did not end."""
+    """Read one log. Raises DataError if its benchmark is not bert, or if its run did not end."""
     log = read_foreign_log(path, str(path))
     benchmark = log.last_text("submission_benchmark") or _BENCHMARK
     if _BENCHMARK not in benchmark.casefold():
@@ -174,10 +176,10 @@ def _read_log(path: Path) -> RunLog:
 
 
 def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
-    """Return the entry of one directory, which also has `unreadable` logs that cannot be read.
+    """Return the entry of one directory, in which `unreadable` more logs cannot be read.
 
-    Raises DataError if the runs do not make a score, if their numbers of ranks differ, or if their
-    number of accelerators is not known.
+    Raises DataError if too many runs failed for a score, if their numbers of ranks differ, or if
+    their number of accelerators is not known.
     """
     stated = (log.last_number("number_of_ranks") for log in logs)
     ranks = {each for each in stated if each is not None}
@@ -203,7 +205,7 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
     max_failed = 1 if len(minutes) >= _MIN_RUNS_FOR_MEAN else 0
     if failed > max_failed:
         problem = f"{failed} of {len(minutes)} runs failed or cannot be read"
-        remedy = f"add runs that ended, because a score allows {max_failed} to fail"
+        remedy = f"add successful runs, because a score allows at most {max_failed} failed"
         raise DataError(str(directory), problem, remedy)
     log, description = logs[0], _description(directory)
     batch = log.last_number("global_batch_size")
@@ -228,7 +230,7 @@ def _evaluated_samples(log: RunLog) -> float | None:
         for key in ("samples_count", "epoch_num"):
             value = record.metadata.get(key)
             if isinstance(value, int | float) and is_number(value) and value > 1:
-                return value  # some logs have the epoch number 1 here instead
+                return value  # unlike 1, which is an epoch number in some logs
     return None
 
 

@@ -1,4 +1,4 @@
-"""`plan law`: fits time = a * p^b over p accelerators to MLPerf results, and explains it.
+"""Fits time = a * p^b over p accelerators to MLPerf results, and explains it, for `plan law`.
 
 The fit uses ordinary least squares on logarithms (`scipy.stats.linregress`). Because
 time = samples / throughput, the exponent of the time is the exponent of the samples (larger batches
@@ -21,13 +21,13 @@ from mlperf_bert.errors import ConfigError, DataError, one_line
 
 _MAX_EXPONENT = 10  # so that every value of the law is a finite number
 _PUBLISHED = "published results"
-_FEW = 8  # with fewer entries, an interval says little
+_FEW = 8  # with fewer entries, the printed line says that the interval is not reliable
 _HEADER = ("entry", "accelerators", "time, min", "samples, M", "seq/s", "time / law")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerLaw:
-    """A law value = coefficient * p^exponent, fitted to `count` entries.
+    """A law of the form value = coefficient * p^exponent, fitted to `count` entries.
 
     `half_width` is half of the exponent's 95% interval by Student's t, None if there are only two
     entries.
@@ -69,7 +69,7 @@ class ScalingLaw:
 
 
 def fit_law(entries: Sequence[Entry]) -> ScalingLaw:
-    """Fit entries, all of which have accelerators and a time.
+    """Fit laws of time, throughput and samples to entries that all have accelerators and a time.
 
     Raises ConfigError if there are too few entries, or if their sizes differ too little to fit a
     law.
@@ -92,7 +92,7 @@ def fit_law(entries: Sequence[Entry]) -> ScalingLaw:
 
 
 def _fit(points: Sequence[tuple[int | None, float | None]]) -> PowerLaw | None:
-    """Fit the points that have a value. Return None if all of them have the same size."""
+    """Fit a law to the points that have a value, or return None if they have only one size."""
     from scipy.stats import linregress  # this import takes a second, and few answers need it
 
     known = [(float(size), float(value)) for size, value in points if size and value]
@@ -113,7 +113,7 @@ def _fit(points: Sequence[tuple[int | None, float | None]]) -> PowerLaw | None:
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Fit the given results. Raises ConfigError or DataError for a user's mistake."""
+    """Fit the results that the user chose. Raises ConfigError or DataError for a mistake."""
     everything, skipped = published_entries(), list[DataError]()
     if args.directory is not None:
         if not os.path.isdir(args.directory):
@@ -202,7 +202,7 @@ def _laws(law: ScalingLaw) -> Iterator[str]:
         )
         yield (
             f"  {'=' if is_whole else of_some} {law.samples.exponent:+.3f} (samples to target) "
-            f"- {law.throughput.exponent:.3f} (throughput, where 1 is ideal)"
+            f"- {law.throughput.exponent:.3f} (throughput, ideally 1)"
         )
         yield f"  throughput = {law_in_words(law.throughput, 'sequences/s')}"
         yield f"    exponent {_interval(law.throughput)}"
@@ -220,7 +220,7 @@ def _laws(law: ScalingLaw) -> Iterator[str]:
 
 def _interval(law: PowerLaw) -> str:
     if law.interval is None:
-        return f"{law.exponent:.3f} (two entries give no interval)"
+        return f"{law.exponent:.3f} (two entries are too few for an interval)"
     low, high = law.interval
     few = f", which says little for {law.count} entries" if law.count < _FEW else ""
     return f"{law.exponent:.3f} (95% interval by Student's t: {low:.3f} to {high:.3f}{few})"

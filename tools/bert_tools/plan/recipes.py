@@ -1,4 +1,4 @@
-"""Finds hyper-parameters for any global batch, the samples they need, and a batch for any size.
+"""Finds hyper-parameters for a batch, the samples they need, and a batch for a number of ranks.
 
 The sets of hyper-parameters are those of MLPerf Training BERT, closed division
 (`published_sets.csv`). docs/reference/hyperparameters.md explains the interpolation between them
@@ -7,9 +7,9 @@ split into micro-batches.
 
 `samples_points.csv` has the published samples to a masked-LM accuracy of 0.720. Between two points
 of a recipe, the logarithm of the samples is interpolated linearly over the logarithm of the batch.
-Outside the points nothing is known. A smaller batch is assumed to need the samples of the smallest
-point, and a larger batch the steps of the largest point. Neither can need more, if samples do not
-fall and steps do not rise with the batch. This module needs no torch.
+Nothing is published outside the points. A smaller batch is assumed to need the samples of the
+smallest point, and a larger batch the steps of the largest point. These are upper bounds, as long
+as a larger batch never needs fewer samples or more steps. This module needs no torch.
 """
 
 import csv
@@ -25,29 +25,30 @@ from mlperf_bert.errors import ConfigError
 
 Row = TypeVar("Row")
 
-_DIGITS = 4  # significant digits of an interpolated value, because nobody measured more
+_DIGITS = 4  # significant digits of an interpolated value, which is not more precise
 _BETA_DECIMALS = 5  # decimals of an interpolated beta, as many as published betas have
 
 _ADAM_BETAS, _ADAM_EPSILON = (0.8003575444254268, 0.8174653681457493), 1e-9
 _ADAMW_BETAS = (0.9, 0.98)
 
 # The recipes are LAMB with the closed division's published sets (`published_sets.csv`), Samsung's
-# Adam, MosaicML's AdamW without dropout, and the line through the last two, which has no third
-# point.
+# Adam, MosaicML's AdamW without dropout, and a curve through the points of the last two. This curve
+# is a hypothesis, because no third point was published that could confirm it.
 Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis"]
 
-# steps = _MIN_STEPS * (1 + _SATURATION / batch) goes through MosaicML's point and Samsung's.
+# The curve steps = _MIN_STEPS * (1 + _SATURATION / batch) goes through MosaicML's point and
+# Samsung's.
 _MIN_STEPS, _SATURATION = 145, 3_900
 
-# Where a number of samples comes from. Between two published points it counts as published.
+# The basis of a number of samples. A value between two published points counts as published.
 Basis = Literal["published", "extrapolated"]
 
 
 def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
     """Read the rows of a CSV file in this package as dataclasses.
 
-    Their fields are the columns, of type int, float or str. `chosen` keeps only rows with the given
-    value in the given column.
+    The fields of `kind` name the columns, and have the types int, float or str. `chosen` keeps only
+    rows with the given value in the given column.
     """
     text = resources.files("bert_tools.plan").joinpath(file).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -131,7 +132,10 @@ def lamb_recipe(global_batch_size: int) -> LambRecipe:
 
 
 def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
-    """Extrapolate the smallest set with the same samples and a rate that follows sqrt(batch)."""
+    """Extrapolate the smallest set to a smaller batch.
+
+    The number of samples stays the same, and the learning rate is proportional to sqrt(batch).
+    """
     ratio = batch / smallest.global_batch_size
     return replace(
         smallest,
@@ -178,11 +182,12 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Samples (sequences) to target: the mean of ten runs, and the range of most such means.
+    """Estimated samples (sequences) to target.
 
-    For points with few entries, `low` and `high` are one standard deviation of a single run away.
-    For open recipes they are the range of the published means. `source` describes where the number
-    comes from.
+    `samples` is a mean of ten runs. `low` and `high` are the 5% and 95% quantiles of such means.
+    For points with few entries, they are one standard deviation of a single run away from
+    `samples`. For open recipes they are the range of the published means. `source` describes where
+    the number comes from.
     """
 
     samples: float
@@ -222,7 +227,8 @@ def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
     batch = global_batch_size
     points = samples_points(recipe)
     small, large = points[0], points[-1]
-    if batch < small.global_batch_size:  # at most the samples of the point, at least its steps
+    # A smaller batch needs at most the samples of the smallest point, and at least its steps.
+    if batch < small.global_batch_size:
         return Estimate(
             samples=small.samples,
             low=small.low * batch / small.global_batch_size,
@@ -230,7 +236,8 @@ def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
             source=f"the samples at {small.global_batch_size:,} ({small.source})",
             basis="extrapolated",
         )
-    if batch > large.global_batch_size:  # at most the steps of the point, at least its samples
+    # A larger batch needs at most the steps of the largest point, and at least its samples.
+    if batch > large.global_batch_size:
         ratio = batch / large.global_batch_size
         return Estimate(
             samples=large.samples * ratio,
@@ -239,7 +246,8 @@ def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
             source=f"the steps at {large.global_batch_size:,} ({large.source})",
             basis="extrapolated",
         )
-    if recipe == "open_hypothesis":  # bounds: samples do not fall and steps do not rise
+    # The range assumes that a larger batch never needs fewer samples or more steps.
+    if recipe == "open_hypothesis":
         return Estimate(
             samples=_MIN_STEPS * (batch + _SATURATION),
             low=max(small.low, large.low * batch / large.global_batch_size),
@@ -278,9 +286,9 @@ def recipe_of(config: RunConfig) -> Recipe:
 Accelerator = Literal["a100", "h100", "h200"]
 ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
 
-# The largest micro-batches, in sequences, that were run: by NVIDIA 56 without padding on 80 GB and
-# 48 packs of about two, and by this project 448 on a single H200. For one of several H200 the limit
-# is that of an H100.
+# The largest micro-batches that were run, in sequences. NVIDIA ran 56 without padding in 80 GB, and
+# 48 packs of about two sequences, which is the limit for an H100. This project ran 448 on a single
+# H200. If there are several H200, the limit is that of an H100.
 _MAX_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
 _MAX_ON_ONE_GPU = {"h200": 448}
 

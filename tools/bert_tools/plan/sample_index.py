@@ -38,7 +38,7 @@ class SampleIndex:
 
     @classmethod
     def of_set(cls, directory: Path) -> Self:
-        """Open the index of a prepared set, or of `train/` in its parent. Raises DataError."""
+        """Open the index of a prepared set, or of the `train/` in a directory. Raises DataError."""
         if not os.path.isdir(directory):
             raise DataError(str(directory), "no such directory", MISSING_REMEDY)
         train = directory / "train"
@@ -55,7 +55,7 @@ class SampleIndex:
 
     @classmethod
     def of_histogram(cls, histogram: LengthHistogram, source: str) -> Self:
-        """Make one sample for each count, sorted by length and masked as in the published data."""
+        """Create a histogram's samples, sorted by length and masked as in the published data."""
         masked = masked_counts_of(histogram.lengths, MAX_PREDICTIONS)
         return cls(
             source=source,
@@ -86,8 +86,8 @@ class SampleIndex:
         data, parallel = config.data, config.parallel
         batch = parallel.global_batch_size
         if batch > len(self.lengths):
-            samples = f"{self.source} has {len(self.lengths):,} samples"
-            problem = f"makes a global batch of {batch:,}, but {samples}"
+            samples = f"{len(self.lengths):,} samples of {self.source}"
+            problem = f"makes a global batch of {batch:,}, but there are only {samples}"
             remedy = "lower it or the number of ranks"
             raise ConfigError("parallel.local_batch_size", problem, remedy)
         return StepPlanner(

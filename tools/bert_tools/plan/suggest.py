@@ -1,6 +1,6 @@
-"""`plan suggest`: writes a config of the closed division for a job of any size.
+"""Writes a config of the closed division for a job of any size, for `plan suggest`.
 
-`recipes` chooses the batch, takes or interpolates hyper-parameters from published sets, and
+`recipes` chooses the batch, looks up or interpolates hyper-parameters in the published sets, and
 estimates the samples to target. `plan cluster` estimates the time.
 """
 
@@ -36,7 +36,7 @@ SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """The sections that are set, the config that results, and the expected samples to target."""
+    """A suggested config, the sections that it sets, and its expected samples to target."""
 
     name: str
     accelerator: Accelerator
@@ -52,7 +52,7 @@ class Suggestion:
 
     @property
     def own_gpu(self) -> str:
-        """Return the option that tells `plan cluster` which GPU it is."""
+        """Return the option that tells `plan cluster` which GPU to simulate."""
         return f"--accelerator {self.accelerator}"
 
     @property
@@ -103,7 +103,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 
 
 def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggestion:
-    """Return a config for `nodes` of `gpus` each. Raises ConfigError for invalid sizes."""
+    """Return a config for `nodes` nodes of `gpus` GPUs. Raises ConfigError for invalid sizes."""
     for option, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value < 1:
             raise ConfigError(option, f"is {value}", "set it to at least 1")

@@ -1,1 +1,1 @@
-"""Trains an encoder on your text and exports it: `mlperf_bert pretrain`."""
+"""Implements `mlperf_bert pretrain`, which trains an encoder on a text and exports it."""

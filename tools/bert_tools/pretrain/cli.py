@@ -42,7 +42,7 @@ SEED = 12_345  # seed of the examples, the same as in the reference
 DATA, RUN, EXPORTED = "data", "run", "exported"  # directories in --out
 CONVERTED = "first_weights"  # directory in --out for converted initial weights
 # Passes over the text. On a CPU, 1.5 MB take minutes on two cores. On a GPU they are BERT's own 40
-# (arXiv 1810.04805, appendix A.2), which was not run.
+# (arXiv 1810.04805, appendix A.2), but no such run was made here.
 PASSES = {"pretrain_cpu": 20, "pretrain_gpu": 40}
 # Settings that turn the same configs into ModernBERT's architecture (arXiv 2412.13663). On a GPU
 # they are the published base size and first phase. On a CPU the gated feed-forward part is smaller,
@@ -71,11 +71,11 @@ MODERN: dict[str, dict[str, Any]] = {
         "parallel.grad_accum_steps": 16,
     },
 }
-MIN_STEPS = 400  # a small corpus gets more passes
+MIN_STEPS = 400  # minimum, so a small corpus is read more often
 MAX_CPU_RANKS = 8
 BYTES_PER_WORD = 300  # bytes of text per vocabulary entry, because entries must not be too rare
 MIN_VOCABULARY = 512
-BYTES_PER_TOKEN = 3  # of a full sequence: English has 3.7, and sequences are 80% full
+BYTES_PER_TOKEN = 3  # per position, because English has 3.7 and sequences are 80% full
 CONTINUED_SHARE = 0.25  # fraction of the passes if the weights are already trained (not tuned)
 GPU_FLOPS = 1e14  # operations per second, assumed and not measured: a third of an A100's peak
 MEASUREMENTS, MEASURED_S = 5, 3.0  # maximum number and seconds of measurements before training
@@ -221,7 +221,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
 
 
 def _only(args: argparse.Namespace) -> int:
-    """Do a single step and return the exit status. Training is a command of its own."""
+    """Do a single step and return the exit status. Training is a separate command, `train`."""
     if args.only == "finish":
         return _finish(args.out, args.data, args.out / EXPORTED)  # --out is the folder of a run
     plan = _choose(args)
@@ -290,7 +290,7 @@ def _choose(args: argparse.Namespace) -> Plan:
     settings: dict[str, Any] = {}
 
     def chosen() -> tuple[str, ...]:
-        """Return the settings that the user did not set, as `--set` takes them."""
+        """Return the chosen settings that the user did not set, in the format of `--set`."""
         return tuple(f"{name}={value}" for name, value in settings.items() if name not in own)
 
     def config_with(more: dict[str, Any]) -> RunConfig:
@@ -345,7 +345,7 @@ def _settings_of_weights(args: argparse.Namespace, length: int) -> dict[str, Any
         args.vocab = vocabulary_file(checkpoint)
     model = settings_of(read_config(checkpoint).model)
     if model.get("objective") != "mlm":
-        model.pop("objective", None)  # weights trained on both tasks can train masked LM only
+        model.pop("objective", None)  # weights of both tasks can continue with masked LM only
     settings = {f"model.{name}": value for name, value in model.items()}
     settings["data.max_seq_length"] = min(length, model.get("max_position_embeddings", length))
     if args.config is None:
@@ -440,7 +440,7 @@ def _expected(plan: Plan) -> str:
 
 
 def _micro_batch_seconds(config: RunConfig) -> float:
-    """Measure a rank's forward and backward pass on its CPU cores, the fastest of several."""
+    """Measure a rank's forward and backward pass on its CPU cores. Returns the fastest, in s."""
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
@@ -495,7 +495,10 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
 
 
 def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
-    """Measure the held-out accuracy before and after training, with an example and text counts."""
+    """Measure the held-out accuracy before and after training, and return it with other facts.
+
+    These are an example of predicted words, and counts of the text.
+    """
     from bert_tools.huggingface.export import Facts
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_state, resolve

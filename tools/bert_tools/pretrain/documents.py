@@ -51,7 +51,7 @@ class Section:
 def can_be_cut(file: TextFile, rules: Rules) -> bool:
     """Return whether `next_document` can find documents within the file.
 
-    It must be plain UTF-8 in which documents end with a line.
+    The file must be UTF-8 and not packed, and each of its documents must end at the end of a line.
     """
     if file.packing != "plain" or file.encoding != "utf-8":
         return False
@@ -114,11 +114,11 @@ def _blocks(stream: BinaryIO, num_bytes: int) -> Iterator[bytes]:
 def _lines(
     blocks: Iterable[bytes], encoding: str, *, longest: int | None
 ) -> Iterator[tuple[str, bool]]:
-    r"""Yield lines with their "\n", those over `longest` in pieces.
+    r"""Yield lines with their "\n". A line of more than `longest` characters is cut into pieces.
 
     The flag that comes with each piece is true if the piece ends a line. Line ends are LF, CR, and
-    both together. The other line ends of Unicode count only in text (`longest` is given), because
-    JSON allows them inside strings. Bytes that are invalid in the encoding become U+FFFD.
+    both together. The other line ends of Unicode count only in text, for which `longest` is given,
+    because JSON allows them inside strings. Bytes that are invalid in the encoding become U+FFFD.
     """
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder(encoding)("replace"), translate=True
@@ -147,7 +147,7 @@ def _with_line_feeds(text: str) -> str:
 
 
 def _pieces(line: str, longest: int | None, *, ends: bool) -> Iterator[tuple[str, bool]]:
-    """Yield a line in pieces of at most `longest` characters. Only the last one has `ends`."""
+    """Yield a line in pieces of at most `longest` characters, the last one with the flag `ends`."""
     while longest is not None and len(line) > longest:
         yield line[:longest], False
         line = line[longest:]
@@ -157,7 +157,7 @@ def _pieces(line: str, longest: int | None, *, ends: bool) -> Iterator[tuple[str
 def _plain_paragraphs(
     lines: Iterable[tuple[str, bool]], rule: DocumentRule
 ) -> Iterator[tuple[str, bool]]:
-    """Yield paragraphs, or parts of long ones, each with a flag for one that opens a document."""
+    """Yield paragraphs, or parts of long ones, with a flag for the first one of a document."""
     collected: list[str] = []
     num_chars = 0
     opens, in_line = True, False

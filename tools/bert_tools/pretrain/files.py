@@ -44,14 +44,15 @@ PACKINGS: dict[str, Packing] = {
 }
 PARQUET = ".parquet"
 READ = f"{', '.join(FORMS)} (each also packed as {', '.join(PACKINGS)}), {PARQUET}"
-NO_TEXT = ("image", "audio", "video", "font")  # kinds of files that have no text to miss
+NO_TEXT = ("image", "audio", "video", "font")  # kinds of files that contain no text
 
 MAX_REASONS = 6  # reasons that are reported one by one
 EXPANSION = 4  # approximate size of unpacked text, divided by the size of the packed file
 MAX_LINE_BYTES = 2**24  # of a line of JSON that is parsed to recognize JSON lines
 SAMPLE_BYTES = 2**16  # bytes at the start of a file from which its encoding is detected
 _BUFFER_BYTES = 2**20
-_MARKS = (  # byte order marks, UTF-32 before UTF-16, whose mark is its beginning
+# Byte order marks. UTF-32 comes before UTF-16, because its mark starts with the one of UTF-16.
+_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -146,9 +147,9 @@ def find_files(
 
 
 def check_packages(source: Path, vocabulary: Path | None, also: Collection[str]) -> None:
-    """Check that the optional packages are installed that this text and this vocabulary need.
+    """Check that the optional packages for this text and this vocabulary are installed.
 
-    It looks only at the names of files, so that it is fast enough to run before any work. Raises
+    Only the names of files are checked, which is fast enough to do before any work. Raises
     ConfigError if a package is missing.
     """
     if vocabulary is not None and vocabulary.suffix == ".json":
@@ -398,7 +399,7 @@ def encoding_of(sample: bytes) -> str | None:
             return encoding
     as_utf8 = _decoded(sample, "utf-8")
     if as_utf8 is not None and len(sample.translate(None, _CONTROLS)) == len(sample):
-        return "utf-8"  # nearly all files end here
+        return "utf-8"  # the result for nearly all files
     if as_utf8 is not None and _fraction_odd(as_utf8) <= _MAX_ODD:
         return "utf-8"
     wide = {encoding: _decoded(sample, encoding) for encoding in _WIDE}
@@ -446,7 +447,7 @@ def _is_of_few_scripts(text: str) -> bool:
     return _fraction_odd(text) <= _MAX_ODD and max(written, east_asian) >= 0.9 * len(text)
 
 
-# Say ----------------------------------------------------------------------------------------------
+# Describe -----------------------------------------------------------------------------------------
 
 
 def what_is_read() -> str:
@@ -456,7 +457,8 @@ def what_is_read() -> str:
     encodings = dict.fromkeys(name.upper()[:6].rstrip("-") for _, name in _MARKS)
     rows = {
         "plain text": f"{_listed(text)}; others with `--also .ENDING`",
-        "JSON, an object a line": f"{_listed(lines)}; its text is `text`, or `--text-field NAME`",
+        "JSON, one object per line": f"{_listed(lines)}; its text is `text`, or "
+        "`--text-field NAME`",
         "Parquet": f"{_listed([PARQUET])}; a column of strings, large strings, categories, or "
         "binary UTF-8; null is no text",
         "packed": f"{_listed(PACKINGS)} behind the endings of text and JSON lines",

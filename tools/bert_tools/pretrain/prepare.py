@@ -8,7 +8,8 @@ the files of the first steps. DIR/corpus.json records what the vocabulary and th
 from, so that two texts are never mixed. The last step completes it.
 
 The digest of a document's text (of its first section, if it is cut) decides whether it is held out.
-Therefore new documents do not move other documents, and copies of a document stay on one side.
+Therefore new documents do not change the side of other documents, and all copies of a document are
+on the same side.
 Evaluation keeps only a few of the held-out documents, and each text once.
 """
 
@@ -67,13 +68,15 @@ MIN_DIFFERENT = 2 * MIN_DOCUMENTS  # of both sets together, because copies stay 
 MANY_OF_ONE_SENTENCE = 0.9  # fraction of the documents that gives a warning if pairs are learned
 MAX_LEFT_OUT = 0.05  # fraction of the characters that may be left out without a warning
 
-# Making examples from a part of 16 MiB (512 tokens, ten passes) takes less than 1 GB of memory.
+# Making examples from a part of 16 MiB (512 tokens, ten passes) needs less than 1 GB of memory.
 MAX_PART_BYTES = 16 * 2**20
 MIN_PART_BYTES = 2**18
 WANTED_PARTS = 8  # parts of a small corpus, so that as many workers have work
 
 LARGEST_SHARE = 1 / 16  # fraction of the documents that are held out
-MAX_HELD_OUT, SHARE_STEP = 2, 1.25  # most bytes relative to the share, factor between two shares
+# The maximum ratio of the held-out bytes to the share of all bytes, and the factor by which the
+# share changes until it fits.
+MAX_HELD_OUT, SHARE_STEP = 2, 1.25
 WANTED_HELD_OUT = 4  # documents to hold out if there are few
 
 # An evaluation should be cheap. This size gives about half a million tokens in two passes, and a
@@ -87,8 +90,8 @@ class CorpusRequest:
     """A corpus, and the sets to make from it.
 
     `vocab_path` is an existing vocabulary or tokenizer. If it is None, a vocabulary of `vocab_size`
-    tokens is made. If `documents` is None, each plain file is a document. With fewer than MIN_FILES
-    files, each paragraph is one. `also` has more endings of plain text.
+    tokens is made. If `documents` is None, each plain file is a document, except that each
+    paragraph is one if there are fewer than MIN_FILES files. `also` has more endings of plain text.
     """
 
     source: Path
@@ -466,7 +469,7 @@ def _check_documents(
         remedy = _CONVERT if "not UTF-8" in cleaned.left_out else "pass text that has sentences"
         raise DataError(str(wanted.source), problem, remedy)
     if number >= MIN_DIFFERENT > len(cleaned.different):
-        problem += f", but only {len(cleaned.different)} of them differ, the others are copies"
+        problem += f", but only {len(cleaned.different)} of them differ, because others are copies"
         raise DataError(str(wanted.source), problem, "pass documents that differ")
     if min(documents["train"], documents["eval"]) < MIN_DOCUMENTS:
         by_line = rules.documents == "empty-line"
@@ -493,7 +496,8 @@ def _check_documents(
 def default_share(files: Sequence[TextFile]) -> float:
     """Return the default fraction of documents to hold out, a power of two.
 
-    When text is added, the fraction stays, or it is halved and half of the documents stay held out.
+    If text is added, the fraction either stays the same or is halved. If it is halved, about half
+    of the held-out documents stay held out.
     """
     share = LARGEST_SHARE
     while share * text_bytes(files) > HELD_OUT_BYTES:
@@ -502,7 +506,7 @@ def default_share(files: Sequence[TextFile]) -> float:
 
 
 def fitting_share(cleaned: Cleaned, share: float) -> float:
-    """Return the fraction to hold out, which is not `share` if documents are few or long."""
+    """Return the fraction to hold out, which differs from `share` for few or long documents."""
     parts = [*cleaned.train, *cleaned.held_out]
     max_bytes = MAX_HELD_OUT * share * sum(part.num_bytes for part in parts)
     wanted = max(MIN_DOCUMENTS, min(WANTED_HELD_OUT, num_documents(parts) // 8))
@@ -534,7 +538,7 @@ def choose_held_out(paths: Iterable[Path]) -> list[str]:
     return [document for _, document in kept]
 
 
-# Say ----------------------------------------------------------------------------------------------
+# Print --------------------------------------------------------------------------------------------
 
 
 def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[Unread]) -> None:

@@ -52,7 +52,7 @@ def count_part(path: Path, *, share: float) -> Counter[str]:
     """Count the strings between white space in a share of a part's documents."""
     counts: Counter[str] = Counter()
     for document in documents_of(path):
-        if digest_of(document) >= (1 - share) * 2**64:  # low digests are held out
+        if digest_of(document) >= (1 - share) * 2**64:  # low digests belong to held-out text
             counts.update(document.split())
     return counts
 

@@ -1,1 +1,1 @@
-"""Reports on runs, made from the files that the runs wrote."""
+"""Makes reports on runs from the files that the runs wrote."""

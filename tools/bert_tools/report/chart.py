@@ -1,4 +1,4 @@
-"""Describes charts, independent of how they are drawn: curves, scales, and short numbers."""
+"""Describes the curves, scales and numbers of charts, independently of how they are drawn."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ MINUS = "\N{MINUS SIGN}"
 _MINUTE, _HOUR = 60.0, 3600.0
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MAX_PLAIN = 1e15  # larger numbers are written with an exponent
-_MARGIN = 0.06  # space above the highest value, and below the lowest one if there is no floor
+# Fraction of the values' range that stays free above them, and below them if there is no floor.
+_MARGIN = 0.06
 MAX_DOTS = 60
 
 
@@ -46,8 +47,8 @@ class Scale:
 class Chart:
     """Curves of one key of `metrics.jsonl` over samples, on one scale.
 
-    The scale starts at `floor` or below it. `levels` are horizontal lines (value, label). With
-    `has_dots`, every value is marked by a dot.
+    The scale starts at `floor` or below it. `levels` are horizontal lines (value, label). If
+    `has_dots` is true, the values of a curve with at most MAX_DOTS values are marked by dots.
     """
 
     key: str
@@ -65,7 +66,7 @@ class Chart:
         return _scale(0.0, max(ends, default=0.0) or 1.0)
 
     def value_scale(self) -> Scale:
-        """Return the vertical scale for all values and levels, from the floor if there is one."""
+        """Return the vertical scale for all values and levels, including the floor if any."""
         values = [value for series in self.series for value in series.values]
         values += [value for value, _ in self.levels]
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -87,7 +88,7 @@ class Chart:
         return f"{self.title} over samples: {curves}"
 
     def dots_of(self, series: Series) -> bool:
-        """Return whether values are shown as dots. A single one always is, as it has no line."""
+        """Return whether values are shown as dots. A single one always is, as it makes no line."""
         return len(series.values) <= (MAX_DOTS if self.has_dots else 1)
 
 

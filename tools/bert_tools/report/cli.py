@@ -95,7 +95,7 @@ def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
     make_directory(args.out)
     check_writable(args.out / PAGE)
     count = _write_scalars(args.out, runs[0])
-    return f"{count:,} scalars written, show them with: tensorboard --logdir {args.out}"
+    return f"wrote {count:,} scalars; to show them: tensorboard --logdir {args.out}"
 
 
 def _write_scalars(directory: Path, run: Run) -> int:

@@ -11,7 +11,7 @@ from mlperf_bert.config.files import config_to_tables
 
 Number: TypeAlias = int | float
 SEED = "run.seed"
-_NOT_COMPARED = ("utc", "seed")  # the start time always differs, and SEED stands for the seed
+_NOT_COMPARED = ("utc", "seed")  # the start time always differs, and the seed is compared as SEED
 _OF_MEAN = "\N{MULTIPLICATION SIGN} mean rank"
 _OF_MEDIAN = "\N{MULTIPLICATION SIGN} median rank"
 _FORMS: dict[str, Callable[[Number], str]] = {
@@ -25,7 +25,7 @@ _FORMS: dict[str, Callable[[Number], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a run. `value` computes it, or returns None if the run's files do not say."""
+    """One number of a run. `value` computes it, or returns None if the run's files lack it."""
 
     label: str
     form: str
@@ -59,7 +59,7 @@ def samples_to_target(run: Run) -> int | None:
 
 
 def _time_to_train_s(run: Run) -> float | None:
-    """Return MLPerf's time in seconds, which counts only if the target was reached."""
+    """Return MLPerf's time to train in seconds, None if the target was not reached."""
     return run.time_to_train_s if run.state == "target reached" else None
 
 
@@ -135,8 +135,8 @@ def environment_rows(runs: Sequence[Run]) -> list[Row]:
 def differences(runs: Sequence[Run]) -> list[Row]:
     """Return the settings and the facts of the environment whose values differ between runs.
 
-    The seed is the one that a run used, even if the config left it to be drawn. Start times are
-    not compared.
+    The compared seed is the one that a run used, even if its config did not set one. Start times
+    are not compared, because they always differ.
     """
     environment = [
         Row(f"environment: {row.name}", row.values)
@@ -148,7 +148,7 @@ def differences(runs: Sequence[Run]) -> list[Row]:
 
 
 def _seed(run: Run) -> dict[str, str]:
-    """Return the seed that a run used as a setting, empty if it is not known."""
+    """Return a setting with the seed that a run used, or no setting if it is not known."""
     return {SEED: run.environment["seed"]} if "seed" in run.environment else {}
 
 

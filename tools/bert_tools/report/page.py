@@ -28,8 +28,8 @@ from bert_tools.report.run import Run
 from mlperf_bert.errors import one_line
 
 COLOURS = 8  # the style sheet has --c0 to --c7
-_POINTS_PER_CHART = 1600  # of all its curves together
-_MIN_POINTS = 64  # of one curve
+_POINTS_PER_CHART = 1600  # maximum for all curves of a chart together
+_MIN_POINTS = 64  # a curve is not reduced to fewer points than this
 _BYTES_PER_GIB = 2**30
 _BOX = 1000  # width and height of a chart's curves in SVG units, before they are stretched
 _MIN_CHANGE = 0.0005  # a smaller relative change would be written as 0.0%
@@ -186,7 +186,7 @@ def _text_of(name: str) -> str:
 
 
 def _policy(style: str) -> str:
-    """Return the content policy, which allows this style sheet, no other file and no script."""
+    """Return the content security policy, which allows this style sheet and nothing more."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 

@@ -68,7 +68,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Describe how the run ended, with `no end recorded` if it has no outcome."""
+        """Describe how the run ended, or return `no end recorded` if it has no outcome."""
         return ended_in_words(self.outcome, self.config) if self.outcome else "no end recorded"
 
     def known(self, key: str) -> list[Any]:
@@ -158,7 +158,7 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def newest_run(path: Path) -> Path | None:
-    """Return the run that `path` is, or its `run_<i>` with the highest i, None if it has none.
+    """Return `path` if it is a run, otherwise its `run_<i>` with the highest i, or None.
 
     Raises DataError if `path` is not a directory or cannot be read.
     """
@@ -185,7 +185,8 @@ def _runs_of(path: Path) -> list[Path]:
 def _labels(folders: Sequence[Path]) -> list[str]:
     """Return a short label per run: `a` for `runs/a/run_0`.
 
-    If two labels would be equal, all become longer parts of the paths, and finally get a number.
+    If two labels would be equal, longer parts of the paths become the labels. If two of these are
+    still equal, every label gets a number.
     """
     paths = [folder.absolute().parts for folder in folders]
     for labels in (
@@ -264,7 +265,7 @@ def _record_in(line: bytes) -> dict[str, Any]:
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """Read a run's environment as flat texts in order, with keys such as `packages.torch`.
+    """Read a run's environment as texts by key, such as `packages.torch`, in the file's order.
 
     Raises DataError if the file is missing or is not a JSON object.
     """

@@ -38,7 +38,7 @@ from mlperf_bert.run.outcome import RunOutcome, read_outcome
 from mlperf_bert.run.remaining import NEWEST, Remaining, estimate_remaining, samples_per_s
 
 MIN_STALLED_S = 60.0  # network file systems may delay writes by up to half of this
-STALLED_TIMES = 5.0  # a run stalls after this many times the usual time between two records
+STALLED_TIMES = 5.0  # a run counts as stalled after this many times its usual time between records
 INTERVAL_S = 2.0  # seconds between two snapshots
 _WIDTH = 80  # columns if stdout is not a terminal
 _BAR, _LABEL = 24, 10  # columns of the progress bar and of a number's name
@@ -180,7 +180,7 @@ def snapshot_of(path: Path) -> Snapshot:
     records, problem = found or ((), "")
     if problem:
         problems.append(f"metrics.jsonl: {problem}")
-    # Only the time of stdout.log is used, not its text. A resumed run rewrites its config.
+    # Only the times of these files are used. config.toml counts because a resumed run rewrites it.
     names = ("metrics.jsonl", "stdout.log", "config.toml")
     paths = [directory / name for name in names]
     written = [path.stat().st_mtime for path in paths if path.exists()]

@@ -103,10 +103,11 @@ def _best_answer(
 def _window_with_most_context(
     first: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return which window shows the most text around each token of a context; int64 [tokens].
+    """Return which window shows the most text around each token of a context, int64 [tokens].
 
-    The side with less text counts. If two windows are equal, the longer one wins, and otherwise the
-    first. A window shows `counts` tokens from token `first` of the context, both int64 [windows].
+    The side of the token with less text counts. If two windows show equally much, the longer window
+    wins. If both have the same length, the first wins. A window shows `counts` tokens from token
+    `first` of the context, both int64 [windows].
     """
     context = np.full((len(first), int((first + counts).max())), -1, dtype=np.int64)
     for row, begin, count in zip(context, first, counts, strict=True):

@@ -28,7 +28,7 @@ from mlperf_bert.seeds import derive_seed
 
 _BY_TOKENS = Balance(policy="presort_global")
 WINDOWS_AT_ONCE = 32  # windows per batch of an evaluation
-MOST_SAMPLES = 2**27  # maximum samples of a run, because their numbers take 1 GiB of memory
+MOST_SAMPLES = 2**27  # maximum samples of a run, because their numbers need 1 GiB of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class SpanBatch:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens, T."""
+        """Return the number of tokens, T."""
         return sum(self.tokens.lengths)
 
     def per_token(self, of_windows: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class SpanBatch:
         return of_windows.repeat_interleave(lengths, output_size=self.num_tokens)
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on a device; itself if it is already there."""
+        """Return a copy of the batch on a device, or the batch itself if it is already there."""
         if device == self.starts.device:
             return self
         starts, ends = (each.to(device, non_blocking=True) for each in (self.starts, self.ends))
@@ -128,7 +128,7 @@ class WindowReader:
         return SpanBatch(batch, *answers)
 
     def positions(self, numbers: Int64Array) -> Int64Array:
-        """Return the positions of these windows' tokens in `Windows.input_ids`; int64 [T]."""
+        """Return the positions of these windows' tokens in `Windows.input_ids`, int64 [T]."""
         lengths = self._windows.lengths[numbers]
         ends = np.cumsum(lengths)
         within: Int64Array = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)

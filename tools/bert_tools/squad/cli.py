@@ -97,7 +97,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    """Train, and start ranks if the engine needs several; return 0, or 75 after a signal."""
+    """Train, and start ranks if the engine needs several. Return 0, or 75 after a signal."""
     from bert_tools.squad.fine_tune import PREDICTIONS, fine_tune
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
@@ -112,7 +112,7 @@ def _train(args: argparse.Namespace) -> int:
         return run_on_ranks(args.command_line, settings.engine.ranks)
     whereabouts = Whereabouts()
     default = Path("runs") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-squad"
-    run_dir = args.run_dir or default  # contains the time, so all ranks use rank 0's
+    run_dir = args.run_dir or default  # the default has the time, so all ranks use that of rank 0
     lock = RunLock(run_dir if info.rank == 0 else None, "squad")
 
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
@@ -144,7 +144,7 @@ def _run_in_words(record: dict[str, Any]) -> str:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Start what is not finished, and compare; return 0, or the status of the failed run."""
+    """Start all runs that are not finished, and compare. Return 0, or a failed run's status."""
     require_packages("squad compare", "squad", "tokenizers", "matplotlib")
     from bert_tools.squad.compare import CONTENTS, run_all, write_comparison
     from bert_tools.squad.comparison import in_words

@@ -49,7 +49,8 @@ def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
     if updates is not None:
         if updates * first % batch:
             problem = f"{batch} does not divide the {updates * first:,} samples of a run"
-            raise ConfigError("--batches", problem, "choose --updates so that every batch does")
+            remedy = "choose --updates so that every batch divides the samples"
+            raise ConfigError("--batches", problem, remedy)
         updates = updates * first // batch
     rate = settings.learning_rate * math.sqrt(batch / first)
     return replace(settings, global_batch=batch, updates=updates, learning_rate=rate)
@@ -115,7 +116,7 @@ def write_comparison(out: Path, runs: Sequence[Run], initial_batch: int) -> dict
 
 
 def timeline_figure(runs: Sequence[Run]) -> "Figure | None":
-    """Draw one update of each run, with one line per rank; None if no run has a timeline."""
+    """Draw one update of each run, one line per rank. Return None if no run has a timeline."""
     shown = [run for run in runs if run["timeline"]]
     if not shown:
         return None

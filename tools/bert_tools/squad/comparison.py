@@ -119,8 +119,9 @@ def _engine(
 ) -> dict[str, Any]:
     """Return an engine's means over seeds at one global batch, and its rate relative to the first.
 
-    `loss_difference` is the largest absolute difference in any update of any seed to the first
-    engine with the same batch. It is None if there is nothing to compare with.
+    `loss_difference` is the largest absolute difference between a loss of this engine and that of
+    the first engine with the same batch, update and seed. It is None if there is nothing to compare
+    with.
     """
     run = next(iter(group.values()))
     own = [_values(each, initial_batch) for each in group.values()]
@@ -156,7 +157,7 @@ def _values(run: Run, initial_batch: int) -> dict[str, float | None]:
 
 
 def _mean(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Return the mean of the known values as an object for JSON; None if no value is known."""
+    """Return the mean of the known values as an object for JSON, None if no value is known."""
     known = [value for value in values if value is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""Engines: ways to compute an update on one or more ranks. All compute the same gradients.
+"""Define engines, which compute an update on one or more ranks. All compute the same gradients.
 
 `Replicated` is a single rank, DistributedDataParallel, or fully sharded data parallel. Every rank
 computes all layers for its share of the micro-batches, one micro-batch after another.
@@ -280,7 +280,10 @@ class Pipelined:
         return total
 
     def _run_of(self, microbatches: int) -> Any:
-        """Return the schedule for a number of micro-batches. torch keeps buffers in its stages."""
+        """Return the schedule for a number of micro-batches.
+
+        Each number has stages of its own, because torch keeps buffers in the stages.
+        """
         if microbatches not in self._schedules:
             stages = [
                 TimedStage(
@@ -297,7 +300,7 @@ class Pipelined:
         return self._schedules[microbatches]
 
     def _rows(self, batches: Sequence[SpanBatch]) -> Tensor:
-        """Return the token ids for the first stage, padded with zeros; int64 [M, C]."""
+        """Return the token ids for the first stage, padded with zeros, int64 [M, C]."""
         device = self.parts[0].device
         rows = torch.zeros((len(batches), self._capacity), dtype=torch.int64, device=device)
         for row, batch in zip(rows, batches, strict=True):
@@ -347,7 +350,7 @@ def make_engine(
 
 @torch.no_grad()
 def score_windows(model: SpanModel, windows: Windows, mesh: RankMesh) -> Scores:
-    """Compute the scores of all tokens with a whole model; float32 [T, 2] on every rank.
+    """Compute the scores of all tokens with a whole model, float32 [T, 2] on every rank.
 
     Collective: all ranks must call it, and each computes a share of the windows.
     """

@@ -1,4 +1,4 @@
-"""One fine-tuning run: read, train, evaluate and save. The record of the run is written last.
+"""Read, train, evaluate and save in one fine-tuning run, whose record is written last.
 
 Every rank of the engine calls `fine_tune` with the same settings and reads all files, so that it
 can build any micro-batch.
@@ -70,7 +70,7 @@ def fine_tune(
     Returns the record on every rank, or None if a signal stopped the run before it wrote anything.
 
     Raises ConfigError, DataError or CheckpointError on every rank if settings, files or weights
-    cannot work, if `run_dir` contains another run, or if the training diverged.
+    cannot be used, if `run_dir` contains another run, or if the training diverged.
     """
     begun = perf_counter()
     if info.world_size != settings.engine.ranks:

@@ -1,4 +1,4 @@
-"""The fine-tuning loop, which is the same for every engine.
+"""Run the fine-tuning loop, which is the same for every engine.
 
 An update passes its micro-batches through the engine, clips the gradients and applies AdamW. Some
 updates are computed in two halves to measure the noise of the gradient, and some updates of a
@@ -44,7 +44,7 @@ class TrainingLog:
     stopped_by: str | None = None  # the signal that stopped the training
 
     def samples_per_s(self, global_batch: int) -> float | None:
-        """Return the windows per second over the updates that count; None if none counts."""
+        """Return the windows per second over the updates that count, None if none counts."""
         seconds = self.plain_seconds
         return global_batch * len(seconds) / sum(seconds) if seconds else None
 
@@ -101,7 +101,7 @@ class Loop:
         shown: Callable[[int, float], object] = lambda update, loss: None,
         stopped: Callable[[int], str | None] = lambda update: None,
     ) -> TrainingLog:
-        """Make all updates of the plan.
+        """Run all updates of the plan.
 
         After each update, `shown` is called with its number and its loss. Then `stopped` is called
         on every rank. If it returns the name of a signal, the training stops.
@@ -132,8 +132,8 @@ class Loop:
         """Clip the gradients, apply update number `update` (from 1) and return its loss.
 
         `share_of_loss` is this rank's share, from `Replicated.accumulate`. One small all-reduce
-        gives all ranks the same loss and norm, so that they all do the same. Raises ConfigError on
-        all ranks if the training diverged.
+        gives all ranks the same loss and norm, so that they all clip and stop alike. Raises
+        ConfigError on all ranks if the training diverged.
         """
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
         loss, square = self._mesh.sum(numbers).tolist()  # the only wait for the device
@@ -155,7 +155,10 @@ class Loop:
         return float(loss)
 
     def _measures_noise(self, update: int) -> bool:
-        """Return whether the update measures noise, which changes too fast during the warm-up."""
+        """Return whether the update measures noise.
+
+        No update of the warm-up does, because the noise changes too fast there.
+        """
         every = self._settings.noise_every
         return every > 0 and update > max(1, self._warm_up) and update % every == 0
 
@@ -176,7 +179,7 @@ class Loop:
         return self._engine.accumulate(rows, self._make, float(self._settings.global_batch))
 
     def _meet(self) -> float:
-        """Wait for all ranks, and return the time on rank 0's clock just before they met."""
+        """Wait for all ranks, and return the time on rank 0's clock just after they met."""
         device = self._engine.parts[0].device
         self._mesh.sum(torch.zeros(1, device=device)).item()
         seconds = perf_counter() if self._mesh.rank == 0 else 0.0
@@ -184,7 +187,7 @@ class Loop:
         return float(self._mesh.sum(now).item())
 
     def _in_halves(self, update: int) -> Tensor:
-        """Compute an update in two halves, and log the noise by the norms of their gradients."""
+        """Compute an update in two halves, and log the noise that their gradients' norms show."""
         count = self._settings.microbatches
         share = self._accumulate(update, 0, count // 2)
         first = self._square(2.0)

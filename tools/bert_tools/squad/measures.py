@@ -54,8 +54,9 @@ class StageClock:
     def start(self, of_first_rank: float | None = None) -> None:
         """Start an update. Its second 0 is now, or the given `perf_counter` time of rank 0.
 
-        All ranks had met at that time. Processes on one machine share a clock, so that it is a
-        common second 0, while they leave a collective at different times.
+        All ranks have met by that time. Processes on one machine share a clock, so it is the same
+        second 0 for all of them. Their own times would differ, because they leave a collective at
+        different times.
         """
         self._is_running = True
         self._began = perf_counter()
@@ -108,14 +109,14 @@ def gradient_square(
 def covariance_trace(
     small_square: float, small_batch: float, big_square: float, big_batch: float
 ) -> float:
-    """Return an unbiased estimate of tr(Sigma); the arguments are those of `gradient_square`."""
+    """Return an unbiased estimate of tr(Sigma), from the arguments of `gradient_square`."""
     return (small_square - big_square) / (1 / small_batch - 1 / big_batch)
 
 
 def noise_scale(noise: Sequence[Mapping[str, float]], decay: float = 0.95) -> float | None:
     """Return phi in samples, at least 0, from `gradient_square` and `trace` of updates in order.
 
-    Both are averaged separately, because the ratio of two noisy estimates is biased. An estimate
+    The two are averaged separately, because the ratio of two noisy estimates is biased. An estimate
     counts `decay` times as much as the next one. Returns None without an estimate, or if the mean
     of |G|^2 is not above 0, which happens if noise hides the gradient.
     """

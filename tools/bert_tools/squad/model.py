@@ -66,12 +66,12 @@ class Part:
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether its inputs are tokens instead of hidden states."""
+        """Return whether its inputs are tokens instead of hidden states."""
         return self.first == 0
 
     @property
     def has_head(self) -> bool:
-        """Whether its outputs are scores instead of hidden states."""
+        """Return whether its outputs are scores instead of hidden states."""
         return self.end == self.num_layers
 
 
@@ -145,13 +145,13 @@ class SpanModel(nn.Module):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The layers of the part, in order."""
+        """Return the layers of the part, in order."""
         return list(self.bert.get_submodule("encoder.layer").children())
 
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
         """Compute the hidden states [T, D] of this part, or in the last part the `result`.
 
-        `hidden` [T, D] is the output of the previous part; None for the first part. `result` is
+        `hidden` [T, D] is the output of the previous part, or None for the first part. `result` is
         either the scores [T, 2] or their loss, a scalar as `span_loss_sum` returns it.
         """
         keys = self._dropout_keys(batch)
@@ -163,7 +163,7 @@ class SpanModel(nn.Module):
         return scores if result == "scores" else span_loss_sum(scores, batch)
 
     def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:
-        """Return what dropout depends on; None in evaluation mode."""
+        """Return what dropout depends on, None in evaluation mode."""
         if not self.training:
             return None
         window = batch.per_token(batch.tokens.sample_ids)
@@ -235,7 +235,7 @@ def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vo
 
     Args:
         checkpoint: the directory of the checkpoint.
-        vocabulary: a vocabulary file; None to use the checkpoint's own.
+        vocabulary: a vocabulary file, or None to use the checkpoint's own.
         seed: the seed of the head's random weights.
 
     Raises:
@@ -269,7 +269,7 @@ def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vo
 def save_for_transformers(
     out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: Vocabulary
 ) -> None:
-    """Write, in one step, a directory that `transformers` loads as a model for questions.
+    """Write a directory that `transformers` loads as a model for questions, in one atomic step.
 
     `weights` are those of the whole model on the host. They are written as float32, next to the
     files of the vocabulary. Raises CheckpointError if `out` exists or cannot be written.

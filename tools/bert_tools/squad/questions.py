@@ -44,7 +44,7 @@ class Question:
 
     @property
     def is_impossible(self) -> bool:
-        """Whether the context does not answer the question."""
+        """Return whether the context does not answer the question."""
         return not self.answers
 
 

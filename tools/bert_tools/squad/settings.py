@@ -54,7 +54,7 @@ class EngineName:
 
     @property
     def num_parts(self) -> int:
-        """The number of parts of a pipeline's model. A rank has one or several of them."""
+        """Return the number of parts of a pipeline's model. A rank has one or several of them."""
         several = self.schedule in ("interleaved", "zero_bubble")
         return self.ranks * (VIRTUAL_STAGES if several else 1)
 
@@ -150,13 +150,13 @@ class SquadSettings:
             raise ConfigError(where, problem, f"use a multiple of {ranks}")
 
     def num_updates(self, num_windows: int) -> int:
-        """Return the number of updates, which may follow from `epochs` and the windows."""
+        """Return `updates`, or if it is None, the number that `epochs` over the windows need."""
         if self.updates is not None:
             return self.updates
         return max(1, -(-int(self.epochs * num_windows) // self.global_batch))
 
     def to_record(self) -> dict[str, Any]:
-        """Return the settings for `squad_result.json`, which are all except engine and seed."""
+        """Return all settings except engine and seed, for `squad_result.json`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: str(value.absolute()) if isinstance(value, Path) else value
@@ -183,7 +183,8 @@ class SquadSettings:
             num_heads=self.heads,
             intermediate_size=_INTERMEDIATE * self.hidden,
             max_position_embeddings=self.max_length,
-            # By arXiv 1910.05895, section 2.2: BERT's 0.02 at a width of 1,024, more for less.
+            # A narrower model has a wider range (arXiv 1910.05895, section 2.2). At a width of
+            # 1,024 the range is BERT's, 0.02.
             initializer_range=math.sqrt(2 / (5 * self.hidden)),
         )
 

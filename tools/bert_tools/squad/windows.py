@@ -1,7 +1,7 @@
 """Cut the text of every question into windows, [CLS] question [SEP] piece of the text [SEP].
 
 The method follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3, and the settings of the
-authors' SQuAD program. `stride` is the number of tokens between the starts of two windows, as their
+authors' SQuAD program. `stride` is the number of tokens between two window starts, like their
 `doc_stride`. Other libraries use the word for the overlap of two windows. An answer belongs to
 every window that contains all of it. In other windows the question has no answer, which is marked
 by [CLS] as start and end. If a question has several answers, training uses the first.
@@ -40,8 +40,8 @@ class Windows:
         input_ids: token ids of all windows, concatenated, int64 [T].
         lengths: number of tokens of each window, int64 [W].
         segment_b_start: index of the first token of the text in each window, int64 [W].
-        starts, ends: the answer's first and last token within its window, int64 [W]; 0, which is
-            [CLS], if the window does not contain it.
+        starts, ends: the answer's first and last token within its window, int64 [W]. Both are 0,
+            which is [CLS], if the window does not contain the answer.
         question_of: number of each window's question, int64 [W], in increasing order.
         first_piece: index of the first token of each window's text in `piece_starts` and
             `piece_ends`, int64 [W].
@@ -66,13 +66,13 @@ class Windows:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each window starts in `input_ids`, and where the last one ends; int64 [W + 1]."""
+        """Return each window's start in `input_ids`, then the last one's end, int64 [W + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids of a text and the characters of each, from `starts` to `ends`; int64 [n].
+    """Token ids of a text and the characters of each, from `starts` to `ends`, all int64 [n].
 
     `ends` are exclusive. The characters of a token may begin with white space. An accent that was
     removed from its letter belongs to no token.

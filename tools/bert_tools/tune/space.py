@@ -1,4 +1,4 @@
-"""Read a space: a TOML file of the settings to search, with their values and conditions."""
+"""Read a space, a TOML file of the settings to search with their values and conditions."""
 
 import math
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """The name in Optuna's study, which includes the conditions so that it is unique."""
+        """Return the name in Optuna's study, with the conditions, so that it is unique."""
         conditions = ", ".join(f"{key}={value}" for key, value in self.when)
         return f"{self.key} [{conditions}]" if conditions else self.key
 
@@ -56,9 +56,9 @@ Space = tuple[Parameter, ...]
 
 
 def read_space(path: Path, config: RunConfig) -> Space:
-    """Read the parameters of a file. Factors of the config's values become numbers.
+    """Read the parameters of a file. Multiples of the config's values are converted to numbers.
 
-    Raises ConfigError that names the wrong parameter and what is wrong with it.
+    Raises a ConfigError that names the wrong parameter and says what is wrong with it.
     """
     tables = read_toml(path, "pass a file of [[parameter]] tables, or the name of a shipped space")
     for name in tables:

@@ -1,4 +1,4 @@
-"""A search as an Optuna study. Each trial is a run of `train`, and trials run one after another.
+"""Search with an Optuna study, whose trials are runs of `train`, one after another.
 
 The study directory contains Optuna's journal, `journal.log`, and the run directories in `trials/`.
 If the search ends while a trial is running, the continued search repeats that trial with the same
@@ -66,9 +66,10 @@ _REMEDY = "use a new --out directory, or the options that the study was started 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudySettings:
-    """What a study searches, and how.
+    """The settings of a study.
 
-    `most_samples` is the maximum per training. `seed` seeds each training and the search itself.
+    `most_samples` is the maximum per training. `seed` is the seed of each training and of the
+    search itself.
     """
 
     config: RunConfig
@@ -82,17 +83,17 @@ class StudySettings:
 
     @property
     def target(self) -> float:
-        """The accuracy to reach. The command line refuses a config without one."""
+        """Return the accuracy to reach. The command line refuses a config without one."""
         assert self.config.eval.target is not None
         return self.config.eval.target
 
     @property
     def evaluations(self) -> int:
-        """Number of evaluations of a training that uses its whole budget."""
+        """Return the number of evaluations of a training that uses its whole budget."""
         return self.most_samples // self.config.eval_interval_samples
 
     def trial_config(self, drawn: Mapping[str, Value]) -> RunConfig:
-        """Return the config of one training. Raises ConfigError if its values contradict."""
+        """Return the config of one training. Raises ConfigError if values exclude each other."""
         tables = with_values(self.config, drawn)
         trial = config_from_tables(tables, "trial")
         tables["run"]["seed"] = self.seed
@@ -218,7 +219,7 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
         say(one_line(f"trial {count + 1} of {trials}: {ending.why}; {so_far}"))
         failures = failures + 1 if ending.how == "failed" else 0
         if failures >= MOST_FAILURES:
-            problem = f"{failures} trainings in a row failed; the last one: {ending.why}"
+            problem = f"{failures} trainings in a row failed (the last one: {ending.why})"
             remedy = f"see {LOG} of the last trials in {directory / 'trials'}"
             raise ConfigError("tune", problem, remedy)
 
@@ -236,7 +237,7 @@ def ending_of(trial: "FrozenTrial") -> Ending:
 def best_trial(study: "Study") -> "FrozenTrial | None":
     """Return the trial that reached the target with the lowest value, or None.
 
-    Of equal ones, the first is returned.
+    If several have the same value, the first of them is returned.
     """
     reached = [each for each in ended_trials(study) if ending_of(each).how == "reached"]
     return min(reached, key=lambda each: (each.value or 0.0, each.number), default=None)

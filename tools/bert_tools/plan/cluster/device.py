@@ -1,6 +1,7 @@
-"""Models the device time of a step's phases: matrix products in waves of tiles, attention, memory.
+"""Models the time that a device needs for the phases of a step.
 
-A phase is the embeddings, one encoder layer or the heads, in one direction.
+A phase is the embeddings, one encoder layer or the heads, in one direction. Its time is that of its
+matrix products, which run in waves of tiles, of attention, and of memory accesses.
 
 Shape letters: R ranks, T tokens, D hidden, F feed-forward width, V vocabulary. Times are in ms.
 """
@@ -19,14 +20,14 @@ from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_buckets
 
 MODEL = ModelSection()  # BERT-large
 TILE = 128  # rows and columns of a tile of a product
-_TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # Wikipedia's means, which hardly change the shares
-# Counted kernels of an encoder layer, where dropout, residual sum and LayerNorm are one kernel. The
-# others are those of embeddings, heads and loss. A communication hook launches its own kernels for
-# each bucket, about one bucket per layer.
+_TYPICAL_TOKENS, _TYPICAL_MASKED = 256, 38  # means of Wikipedia, which hardly affect the buckets
+# Numbers of kernels. An encoder layer was counted with dropout, residual sum and LayerNorm as one
+# kernel. The others are those of embeddings, heads and loss. A communication hook launches its own
+# kernels for each bucket, and there is about one bucket per layer.
 _FORWARD_KERNELS, _BACKWARD_KERNELS, _OTHER_KERNELS, _HOOK_KERNELS = 7, 22, 120, 4
 # Activations of the hidden size that are read and written per token and layer.
 _FORWARD_WIDTHS, _BACKWARD_WIDTHS = 15, 34
-_MAX_SPLITS = 16  # splits of the sum over tokens in the product for a weight's gradient
+_MAX_SPLITS = 16  # maximum parts into which a weight gradient's sum over tokens is split
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Device:
 
     @property
     def activation_bytes(self) -> int:
-        """Return the bytes of one activation in memory. fp8 keeps 16 bits between products."""
+        """Return the bytes of an activation in memory, which has 16 bits even with fp8 products."""
         return 4 if self.precision == "fp32" else 2
 
     def product_ms(self, rows: Float64Array, columns: int, inner: int) -> Float64Array:
@@ -64,7 +65,10 @@ class Device:
         return time
 
     def attention_ms(self, attended: Float64Array, hidden: int, products: int) -> Float64Array:
-        """Return the time of attention, where a product has 2 * D operations per query and key."""
+        """Return the time of attention with `products` matrix products.
+
+        Each product has 2 * D operations per pair of a query and a key.
+        """
         rate = self._rate(self.constants.attention_efficiency, "bf16")
         time: Float64Array = 2 * products * hidden * attended / rate
         return time
@@ -146,7 +150,7 @@ def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Ar
 def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Float64Array]:
     """Return the forward and backward time of the embeddings, in ms, float64 [R] each.
 
-    They are three tables and a LayerNorm.
+    The embeddings are three tables and a LayerNorm.
     """
     width = device.activation_bytes * MODEL.hidden_size * tokens
     return device.memory_ms(8 * width), device.memory_ms(12 * width)
@@ -154,7 +158,11 @@ def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Fl
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the forward or backward pass: its device time in ms, [R], and its host launches."""
+    """A part of the forward or backward pass.
+
+    `device_ms` is its time on the device in ms, [R]. `launches` is the number of kernels that the
+    host launches for it.
+    """
 
     name: str
     direction: Literal["forward", "backward"]
@@ -177,7 +185,7 @@ def phases_of(device: Device, work: Workload) -> list[Phase]:
     full = layer_ms(device, work, work.tokens)
     last = layer_ms(device, work, last_rows)
     heads, embeddings = head_ms(device, work.masked), embedding_ms(device, work.tokens)
-    others = _OTHER_KERNELS // 4  # equally for embeddings and heads, forward and backward
+    others = _OTHER_KERNELS // 4  # the same for embeddings and heads, forward and backward
     extra = device.kernels_ms(others)
     layers = [(f"layer {number}", full) for number in range(MODEL.num_layers - 1)]
     layers.append((f"layer {MODEL.num_layers - 1}", last))

@@ -1,4 +1,4 @@
-"""`plan cluster`: simulates a config's step on a machine, and forecasts its time to train.
+"""Simulates a config's step on a machine and forecasts its time to train, for `plan cluster`.
 
 The forecast multiplies a simulated step by the number of steps that a recipe needs. Its range has
 two parts: the bounds of the simulator's assumed constants, and the spread of the published samples.
@@ -36,12 +36,12 @@ _MIN_GB_S, _MAX_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
 _EVALUATION_BATCH = 16
 _MEAN_TOKENS, _MEAN_MASKED = 256, 38
-_EVALUATION_COLLECTIVES = 3  # correct, masked, loss
-_HOST_READS = 2  # of the sums of an evaluation
+_EVALUATION_COLLECTIVES = 3  # sums of correct predictions, of masked tokens and of the loss
+_HOST_READS = 2  # times that the host reads sums of an evaluation
 
-# These errors come from logs/2026-11-22-cluster-model/tables.json, and a test compares them. The
-# simulator of commit 616d0d8d computed them for published programs. The same formulas simulate our
-# program here.
+# These errors come from logs/2026-11-22-cluster-model/tables.json, and a test compares them with
+# that file. The simulator of commit 616d0d8d computed them for published programs. The same
+# formulas simulate our program here.
 HELD_OUT = (
     "on held-out A100 runs the time to train (step x samples) is within 15% in 10 of 16 classes "
     "(mean error 12.0%), and the step in 17 of 19 (mean error 7.7%)"
@@ -87,7 +87,7 @@ class Simulated:
 
     @property
     def imbalance_tokens(self) -> float:
-        """Return the largest number of real tokens over the ranks' mean, averaged over draws."""
+        """Return the most real tokens of a rank divided by the ranks' mean, averaged over steps."""
         each = [float(work.real_tokens.max() / work.real_tokens.mean()) for work in self.works]
         return sum(each) / len(each)
 
@@ -152,8 +152,8 @@ def simulate(
     """Simulate the steps and the run of a config.
 
     `origin` is the name of the config, from which the accelerator is read if it is not given.
-    For the range, assumed constants count as independent: each bound adds to the time or subtracts
-    from it, and the changes are combined as the root of the sum of their squares.
+    The range treats the assumed constants as independent. Each of their bounds makes the run longer
+    or shorter, and these changes are combined as the root of the sum of their squares.
 
     Raises ConfigError for a config that cannot be simulated, or a batch that cannot be drawn.
     """
@@ -258,7 +258,10 @@ def _timed(
 
 
 def evaluation_ms(job: Job) -> float:
-    """Return the time of one evaluation: passes over a rank's held-out samples, and three sums."""
+    """Return the time of one evaluation in ms.
+
+    It consists of forward passes over a rank's held-out samples, and of three sums over ranks.
+    """
     share = math.ceil(_EVALUATION_SAMPLES / job.machine.world_size)
     micro_batches, batch = 1, share
     if job.capture == "off":

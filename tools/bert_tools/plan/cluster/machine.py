@@ -1,9 +1,9 @@
-"""Describes simulated machines: their data sheets, other constants, and collectives.
+"""Describes simulated machines by their data sheets, other constants, and collectives.
 
-The times of collectives follow the usual alpha-beta model: a message of n bytes over a link takes
-alpha + n / bandwidth. The ring is that of Patarasuk and Yuan (Bandwidth optimal all-reduce
-algorithms, 2009). The trees are those of NCCL: two complementary ones with half of the bytes each
-(Sanders, Speck and Traeff, 2009). Times are in ms.
+The times of collectives follow the usual alpha-beta model, in which a message of n bytes over a
+link takes alpha + n / bandwidth. The all-reduce over a ring follows Patarasuk and Yuan (Bandwidth
+optimal all-reduce algorithms, 2009). The trees are those of NCCL, two complementary ones with half
+of the bytes each (Sanders, Speck and Traeff, 2009). Times are in ms.
 """
 
 import math
@@ -71,7 +71,7 @@ def accelerators() -> dict[AcceleratorName, Accelerator]:
 def make_machine(
     name: AcceleratorName, nodes: int, gpus_per_node: int, node_gb_s: float | None = None
 ) -> Machine:
-    """Make a machine. Without `node_gb_s`, its nodes have ports in the usual proportion."""
+    """Make a machine. Without `node_gb_s`, its nodes have the usual network ports per GPU."""
     accelerator = accelerators()[name]
     if node_gb_s is None:
         share = min(1.0, gpus_per_node / _USUAL_NODE)
@@ -140,7 +140,10 @@ def ring_all_gather_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: fl
 
 
 def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Return the time up and down two trees at once. Every byte enters and leaves a rank twice."""
+    """Return the time to send data up and down two trees at once.
+
+    Every byte enters and leaves a rank twice.
+    """
     if ranks == 1:
         return 0.0
     return 2 * num_bytes / gb_s / 1e6 + 2 * math.ceil(math.log2(ranks)) * latency_us / 1e3

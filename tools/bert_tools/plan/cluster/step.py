@@ -30,12 +30,12 @@ _UPDATE_BYTES: dict[StepOptimizer, int] = {
     # gradient for a norm.
     "lamb": _ADAM_BYTES + 14,
 }
-_CLIP_PASSES = 3  # passes over a gradient: read for its norm, then read and written to scale it
+_CLIP_PASSES = 3  # passes over a gradient, one to compute its norm and two to scale it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The program and its machine: all that determines a step's time, except the drawn lengths."""
+    """The program and its machine. Together with drawn lengths they determine a step's time."""
 
     machine: Machine
     constants: Constants
@@ -96,7 +96,7 @@ class StepTiming:
     clip_after_ms: float
     optimizer_ms: float
     optimizer_wait_ms: float  # wait because the host launches too late
-    all_gather_ms: float  # part that no forward pass hides
+    all_gather_ms: float  # time that does not overlap with a forward pass
     overlapped_ms: Float64Array  # [R], delay of the backward pass by communication
     earlier_ms: float = 0.0  # time of the update's earlier micro-batches
 
@@ -122,13 +122,13 @@ class StepTiming:
     def communication_ms(self) -> float:
         """Return the time of sending all buckets and of gathering weights, in ms.
 
-        Hidden time counts for buckets, but not for weights.
+        Time that overlaps with computation is included for buckets, but not for weights.
         """
         return sum(end - start for start, end in self.communication) + self.all_gather_ms
 
     @property
     def exposed_ms(self) -> float:
-        """Return the communication time that no computation hides."""
+        """Return the communication time that does not overlap with computation."""
         return self.reduced - float(self.backward_end.max()) + self.all_gather_ms
 
     @cached_property
@@ -234,7 +234,7 @@ def _reduce_ms(job: Job, num_bytes: float) -> float:
 def _run_phases(
     job: Job, phases: list[Phase], begin: float, ranks: int
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Run the phases and return the starts and ends on the device and the ends on the host.
+    """Simulate the phases. Return their starts and ends on the device, and their ends on the host.
 
     A phase starts when the previous one has ended and the host has started to launch it. It ends
     after its device time, but not before the host has launched all of it.
@@ -254,7 +254,7 @@ def _run_phases(
 def _send_buckets(
     job: Job, starts: Float64Array, ends: Float64Array
 ) -> tuple[Float64Array, list[tuple[float, float]], Float64Array]:
-    """Send each bucket when the slowest rank has it and the previous bucket was sent.
+    """Simulate sending each bucket once the slowest rank has it and the previous one was sent.
 
     Returns the end of each rank's backward pass, [R], the starts and ends of the buckets, and the
     delay of each rank, [R].
@@ -284,7 +284,7 @@ def _send_buckets(
 def _update(
     job: Job, host_ends: Float64Array, sent: list[tuple[float, float]], end: Float64Array
 ) -> tuple[float, float]:
-    """Return the time of the optimizer, and how long it waits for launches."""
+    """Return the time of the optimizer, and the time that it waits for launches, in ms."""
     moved = _UPDATE_BYTES[job.optimizer] * job.parameters / _shards(job)
     moved += job.element_bytes * job.parameters  # zeroing the gradients
     update_ms = float(job.device.memory_ms(moved)) + job.device.kernels_ms(_UPDATE_KERNELS)
@@ -294,7 +294,7 @@ def _update(
 
 
 def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
-    """Return the time to gather updated weights that no forward pass hides.
+    """Return the time to gather updated weights that does not overlap with a forward pass.
 
     A captured step gathers all weights before it ends. Otherwise they arrive bucket by bucket
     during the forward pass, in the order in which its phases need them.

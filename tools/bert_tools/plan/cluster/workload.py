@@ -1,4 +1,4 @@
-"""Computes the work of every rank in a step from the lengths of the samples it gets.
+"""Computes the work of every rank in a step from the lengths of its samples.
 
 Shape letter: R ranks.
 """
@@ -27,8 +27,8 @@ _QUERY_TILE, _KEY_TILE = 16, 64  # tiles of an attention kernel that skips paddi
 class Workload:
     """One micro-batch of R ranks. Counts are float64 [R] and include padding.
 
-    `real_tokens` does not include padding. `input_bytes` are gathered by the ranks of a node, or by
-    all ranks, before the forward pass.
+    `real_tokens` does not include padding. Before the forward pass, the ranks of `input_scope`
+    (those of a node, or all ranks) gather `input_bytes`.
     """
 
     tokens: Float64Array
@@ -76,7 +76,10 @@ def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Worklo
 
 
 def even_workload(world_size: int, sequences: int, length: int, masked: int) -> Workload:
-    """Return the work of equal ranks: `sequences` of `length` tokens with `masked` positions."""
+    """Return the work of `world_size` equal ranks.
+
+    Each has `sequences` sequences of `length` tokens, of which `masked` are masked.
+    """
     lengths = np.full((world_size, sequences), length)
     tokens = lengths.sum(axis=1).astype(np.float64)
     return Workload(
