@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Build the image with docker if its daemon answers, otherwise with buildah, which needs no daemon.
+# Build the container image with docker if its daemon answers, and otherwise with buildah, which
+# needs no daemon.
 #
 #   BASE_DIGEST=sha256:... IMAGE=name FROM_IMAGE_NAME=base tools/build_image.sh [options of the builder]
 #
@@ -18,7 +19,7 @@ fail() {
 }
 
 [[ ${BASE_DIGEST:-} =~ ^sha256:[0-9a-f]{64}$ ]] ||
-    fail "BASE_DIGEST: '${BASE_DIGEST:-}' is not a digest; set it to sha256:<64 digits> of the base image, which the top of this file says how to find"
+    fail "BASE_DIGEST: '${BASE_DIGEST:-}' is not a digest; set it to the base image's digest, sha256:<64 digits> (see the top of this file)"
 if [ -z "${BUILDER:-}" ]; then
     if docker info >/dev/null 2>&1; then
         BUILDER=docker
@@ -35,7 +36,8 @@ options=(--tag "${IMAGE:-mlperf-bert}" --build-arg "REVISION=$revision" --build-
 case $BUILDER in
 docker) exec docker build "${options[@]}" "$@" . ;;
 buildah)
-    # These work everywhere, also in a container, because they need no overlay file system and no namespaces.
+    # These defaults also work inside a container, because they need neither an overlay file system
+    # nor namespaces.
     export STORAGE_DRIVER=${STORAGE_DRIVER:-vfs} BUILDAH_ISOLATION=${BUILDAH_ISOLATION:-chroot}
     # If this machine already has the base, for example one that was made by hand, do not pull it.
     exec buildah bud --pull=false "${options[@]}" "$@" .

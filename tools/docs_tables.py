@@ -2,11 +2,11 @@
 
     python tools/docs_tables.py [--check] [--root DIR]
 
-A generated table stands between the lines `<!-- made by: COMMAND -->` and `<!-- end -->`. COMMAND
+A generated table is between the lines `<!-- made by: COMMAND -->` and `<!-- end -->`. COMMAND
 prints the table. It runs in the root of the repository, without a shell, and with the `python` and
-`mlperf_bert` of this interpreter and that repository. After all commands have run, the files with
-changed tables are replaced. With --check nothing is written. Instead each difference is printed as
-one line, and the exit status is 1 if there are any.
+`mlperf_bert` of this interpreter and that repository. After all commands have run, the script
+replaces the files whose tables have changed. With --check it writes nothing. Instead, it prints one
+line per difference, and its exit status is 1 if there are any.
 """
 
 import argparse

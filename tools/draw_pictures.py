@@ -2,13 +2,13 @@
 
     .venv/bin/python tools/draw_pictures.py [policies | learning_curve | speed | architecture]
 
-Without a name, every picture is drawn.
+Without a name, the script draws every picture.
 
 - policy_<name>.png shows 16 sequences of the published lengths on two nodes of two ranks, assigned
-  by the functions that training uses. Policies that give the same batches share a picture.
+  by the functions that training uses. Policies that produce the same batches share a picture.
 - learning_curve.png shows the ten runs in results/cpu_2core_pytorch.
-- speed.png shows our training step compared with the strongest padded way of `transformers`, from
-  the records of `bench transformers`.
+- speed.png compares our training step with the fastest padded baseline of `transformers`, from the
+  records of `bench transformers`.
 - architecture.png shows the folders of the submission in the order of its import contract.
 """
 
@@ -145,7 +145,7 @@ def learning_curve() -> None:
 
 
 def speed() -> None:
-    """Draw our sequences per second divided by those of the strongest padded way, by model."""
+    """Draw our sequences per second divided by those of the fastest padded baseline, by model."""
     bars = []
     for model, directory in SPEED_RECORDS.items():
         for path in directory.glob("*.json"):

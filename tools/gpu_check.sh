@@ -41,10 +41,10 @@ if [[ $MODE == dry-run ]]; then
     SQUAD=(--layers 1 --hidden 32 --heads 2 --updates 3 --max-length 64 --stride 32)
     TEXT=(run.max_steps=4 run.log_interval_steps=2 parallel.local_batch_size=8)
     WHOLE=(run.max_steps=40 run.log_interval_steps=5 eval.target_accuracy=none checkpoint.interval_steps=5)
-    ATTENTIONS=(grouped) # the only one for CPUs
+    ATTENTIONS=(grouped) # because triton and flash need a GPU
 else
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
-    LARGE_BATCH=256 # as in the shipped config for the device
+    LARGE_BATCH=256 # as in the shipped config for one H100, which has less memory than an H200
     if ((${memory:-0} > 130000)); then LARGE_BATCH=448; fi
     DEVICE=cuda BATCH=112 BASELINE_BATCH=24 PATIENCE=1
     SIZE=()
@@ -63,10 +63,11 @@ OURS=(--config "$CONFIG" "${SIZE[@]}" --set "run.device=$DEVICE" --set "parallel
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
 GRAPHS=tests/gpu/test_gpu_graphs.py::test_captured_is_eager_over_100_steps
 WINDOWS=tests/gpu/test_gpu_attention.py::test_triton_rotates_and_hides
-LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # It compiles twice.
+LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # It is slow, because it compiles two forms.
 export APART="$GRAPHS $WINDOWS $LAST_TEST" # Each takes longer than the rest of its file.
 
-part() { # file, time limit in seconds, command...; stdout goes to the file, stderr to a *.log next to it
+# Run one part. Its stdout goes to the file, and its stderr to a .log file next to it.
+part() { # file, time limit in seconds, command...
     local file=$1 limit=$2 name=${1%.*} start=$SECONDS status=0
     shift 2
     if [[ ! $name =~ $ONLY ]]; then return; fi
@@ -78,7 +79,7 @@ part() { # file, time limit in seconds, command...; stdout goes to the file, std
     timeout --kill-after=2 "$((PATIENCE * limit - 2))" "$@" >"$RESULTS/$file" 2>"$RESULTS/$name.log" &
     child=$!
     wait "$child" || status=$? # In the foreground, it would delay signals to this script.
-    kill -KILL -- "-$child" 2>/dev/null # processes that are left of a part that took too long
+    kill -KILL -- "-$child" 2>/dev/null # Some processes may be left if the part timed out.
     printf '%s\t%s\t%s\n' "$name" "$status" "$((SECONDS - start))" >>"$RESULTS/parts.tsv"
     summarise
 }
@@ -94,7 +95,8 @@ train() { # name, time limit in seconds, settings...
 }
 
 # shellcheck disable=SC2329 # for bash -c
-tests() { # targets of pytest; each runs in its own process at the same time, because most of the time is compilation
+# Run each target in its own process, all at once, because compiling takes most of the time.
+tests() { # targets of pytest...
     local target name each processes=() status=0
     for target in "$@"; do
         name=${target##*/} name=${name/.py/}
@@ -109,20 +111,22 @@ tests() { # targets of pytest; each runs in its own process at the same time, be
 export -f tests
 
 # shellcheck disable=SC2329 # for bash -c
-text() { # Prepare the embedded corpus for cpu_tiny at first use.
+text() { # Prepare the embedded corpus for cpu_tiny, unless that is already done.
     export DATADIR=$WORK/text
     "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
 }
 
 # shellcheck disable=SC2329 # for bash -c
-learn() { # name, settings of cpu_tiny...; trains on the text for some steps
+# Train cpu_tiny on the text for some steps.
+learn() { # name, settings of cpu_tiny...
     local out=$RESULTS/$1
     shift
     text && "$PYTHON" -m mlperf_bert train --config cpu_tiny --data "$DATADIR" --run-dir "$out" "${@/#/--set=}"
 }
 
 # shellcheck disable=SC2329 # for bash -c
-whole_run() { # name, arguments of run_and_time.sh...; keeps the small files of the run
+# Make a complete run, and keep its small files.
+whole_run() { # name, arguments of run_and_time.sh...
     local status=0
     LOGDIR=$WORK/$1 ./run_and_time.sh "${@:2}" >&2 || status=$?
     mkdir -p "$RESULTS/$1"
@@ -131,7 +135,8 @@ whole_run() { # name, arguments of run_and_time.sh...; keeps the small files of 
 }
 
 # shellcheck disable=SC2329 # for bash -c
-whole_runs() { # settings of cpu_tiny...; trains to the target, repeats it with a stop and a resume, and prints both outcomes
+# Make a complete run, then stop and resume the same run, and print both outcomes.
+whole_runs() { # settings of cpu_tiny...
     set -- -- "${@/#/--set=}"
     export CLEAR_CACHES=0
     text && whole_run whole "$@" || return
@@ -139,7 +144,7 @@ whole_runs() { # settings of cpu_tiny...; trains to the target, repeats it with 
     until compgen -G "$WORK/resumed/run_0/checkpoints/step_*" >/dev/null || ! kill -0 $!; do sleep 0.05; done
     kill -TERM $!
     wait $!
-    [[ $? == 75 ]] || return 1 # It was not stopped.
+    [[ $? == 75 ]] || return 1 # It ended before the signal stopped it.
     RESUME=auto whole_run resumed "$@" || return
     "$PYTHON" -m mlperf_bert report page "$WORK/whole" "$WORK/resumed" --out "$RESULTS/whole_runs.html" >&2
     printf '{"whole": %s, "resumed": %s}\n' "$(<"$RESULTS/whole/outcome.json")" "$(<"$RESULTS/resumed/outcome.json")"

@@ -113,7 +113,7 @@ def split(text: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the command line; print one line and exit with status 2 on a mistake."""
+    """Run the command line. After a mistake, print one line and exit with status 2."""
     parser = argparse.ArgumentParser(description="Select lines of the lock, or rewrite the lock.")
     commands = parser.add_subparsers(dest="command", required=True)
     selecting = commands.add_parser("select", help="write the requirements of an installation")

@@ -47,8 +47,8 @@ PACKAGES = {
 }
 TEST_SECONDS = 100  # a test that takes longer fails
 FOLDER_SECONDS = 400  # time limit for all tests of a folder
-WIDER_SECONDS = 240  # time limit for the other tests; those not reached count as passed
-FILES_AT_ONCE = 8  # test files per pytest run among the other tests; time is checked in between
+WIDER_SECONDS = 240  # time limit for the other tests, of which those not reached count as passed
+FILES_AT_ONCE = 8  # test files per pytest run among the other tests, before time is checked again
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -226,7 +226,7 @@ def _steps_to(module: str, root: Path) -> dict[str, int]:
 
 
 def _module_name(path: str) -> str:
-    """Return the name by which a file is imported; tests are imported by their file name."""
+    """Return the name by which a file is imported, which for a test is its file name."""
     parts = list(Path(path).with_suffix("").parts)
     for package in PACKAGES:
         if path.startswith(package):
@@ -363,7 +363,7 @@ class Copy:
             if status > FAILED and not self._has_fault:
                 said = _reason(output.read_text("utf-8", errors="replace"))
                 problem = f"pytest cannot run {arguments[0]} on the unchanged tree"
-                raise HarnessError(f"{problem} (exit status {status}: {said}); repair that first")
+                raise HarnessError(f"{problem} (exit status {status}: {said}); fix that first")
             return "failed", _last_failed(directory / "cache")
 
     def _command(self, arguments: Sequence[str], directory: Path) -> list[str]:
@@ -425,7 +425,8 @@ def main() -> int:
     parser.add_argument(
         "--journal",
         type=Path,
-        help="file for the results, also to resume from (default: .cache/mutants-SEED.jsonl)",
+        help="file for the results, from which a stopped run resumes "
+        "(default: .cache/mutants-SEED.jsonl)",
     )
     parser.add_argument(
         "--jobs",

@@ -14,7 +14,7 @@ from mlperf_bert.arguments import help_of
 from mlperf_bert.config.files import SHIPPED, to_toml
 from mlperf_bert.config.settings import Setting, all_settings, sections
 
-MOST_NAMED = 2  # configs that are named in a cell, if there are not more
+MOST_NAMED = 2  # a cell names up to this many configs, and otherwise only counts them
 OWN_TEXT = ("prepare", "--corpus")  # a source of `prepare` that has options of its own
 
 
@@ -109,7 +109,7 @@ def _details(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
-    """Return the arguments of a group, apart from --help and those for scripts."""
+    """Return the arguments of a group, except --help and those for scripts."""
     return [
         action
         for action in group._group_actions

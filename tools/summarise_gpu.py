@@ -19,8 +19,9 @@ from typing import Any
 MOST_CHARACTERS = 10_000  # of the summary, because the check's output may be truncated there
 MOST_OF_A_LINE = 200
 REFUSED = 2  # exit status if the program does not support a setting, or not on this machine
-TIMED_OUT, KILLED = 124, 137  # exit statuses of `timeout`; the second if it had to kill
-HEADLINE, BASE = "train_bf16", "ablation_none"  # what training steps and ablations compare with
+TIMED_OUT, KILLED = 124, 137  # exit statuses of `timeout`, the second if it had to kill the part
+# Training steps are compared with the first of these parts, and ablations with the second.
+HEADLINE, BASE = "train_bf16", "ablation_none"
 MLLOG = ":::MLLOG "  # start of each line of a result log
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|ALLOC_FAILED|Cannot allocate memory")
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
@@ -56,7 +57,7 @@ class Part:
 
     @property
     def state(self) -> str:
-        """Outcome of the part, with the line of its log that gives the reason."""
+        """Outcome of the part, with the line of its log that names the reason."""
         if self.status in (0, None):
             return "done" if self.status == 0 else "not finished"
         if any(OUT_OF_MEMORY.search(line) for line in self.log[-40:]):
@@ -168,7 +169,7 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
 
 
 def _verdict(value: float | None, bound: float) -> str:
-    """Say whether a number reaches its bound; None means that it was not measured."""
+    """Say whether a number reaches its bound, or that it was not measured if it is None."""
     if value is None:
         return "not measured"
     return f"{'met' if value >= bound else 'missed'}: {value:.4g}"
@@ -199,7 +200,7 @@ def _tests(out: Path) -> str:
 
 
 def _training(parts: dict[str, Part]) -> str:
-    """List the speed and memory of every `bench train`, and its ratio to the one it varies."""
+    """List speed and memory of every `bench train`, and its ratio to the step that it varies."""
     rows = []
     for part in parts.values():
         if part.name.startswith(("train_", "ablation_")) and part.result:
@@ -270,7 +271,7 @@ def _learning(out: Path) -> str:
 
 
 def _losses(run: Path) -> dict[int, float]:
-    """Return the losses in a run's metrics by step; NaN if a step has none."""
+    """Return the losses in a run's metrics by step, or NaN if a step has none."""
     records = [json.loads(line) for line in _text(run / "metrics.jsonl").splitlines()]
     return {each["step"]: math.nan if each["loss"] is None else each["loss"] for each in records}
 

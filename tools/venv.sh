@@ -22,13 +22,13 @@ fail() {
     exit 2
 }
 
-join() { # words, with commas between them
+join() { # print words with commas between them
     local IFS=, list
     list="$*"
     echo "${list//,/, }"
 }
 
-known_extras() { # one per line
+known_extras() { # print the optional groups of pyproject.toml, one per line
     awk '/^\[/ { here = ($0 == "[project.optional-dependencies]") } here && /^[a-z]/ { print $1 }' "$root/pyproject.toml"
 }
 
@@ -48,8 +48,8 @@ done
 name=${venv##*/}
 torch_index=(${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"})
 
-# A stamp holds the files that decided what was installed, so that a changed pyproject.toml or lock installs again. The
-# package and each extra have their own stamp.
+# A stamp is a copy of the files that decided what was installed. If pyproject.toml or the lock has
+# changed since, the script installs again. The package and each extra have their own stamp.
 wanted() {
     cat "$root/pyproject.toml" "$root/requirements/hashed.txt" "$root/requirements/pinned.txt"
 }
@@ -87,8 +87,8 @@ find_python() { # prefer python3, then the tested versions, then any newer one o
     fail "python3: no Python 3.11 or newer with venv and ensurepip on PATH; install one (Debian: python3-venv)"
 }
 
-# Keep the settings of pip's files and variables, such as an index or a proxy, except those that would install somewhere
-# else than into this environment.
+# Keep the settings of pip's files and variables, such as an index or a proxy, except those that
+# would install outside this environment.
 keep_pip_here() {
     local settings name value
     settings=$("$venv/bin/python" -m pip config list 2>/dev/null || true)
@@ -148,13 +148,14 @@ choose() { # set `installer` and `build` (of torch), and `why` to the reason in 
 
 install_by() { # by_pip or by_uv: install the selected requirements
     "$1" --require-hashes --no-deps --only-binary :all: --requirement "$work/hashed.txt" &&
-        # Together with what this index's build of torch requires, which is CUDA's libraries or nothing.
+        # This also installs what the index's build of torch requires: CUDA's libraries or nothing.
         "$1" --only-binary :all: --requirement "$work/pinned.txt" ${torch_index[@]+"${torch_index[@]}"} \
             --constraint "$root/requirements/pinned.txt" &&
         "$1" --no-deps --no-build-isolation --editable "$root"
 }
 
-describe_extras() { # such as "tune, squad (up to 64 MB)", because extras may share packages
+# Print, for example, "tune, squad (up to 64 MB)", with "up to" because extras may share packages.
+describe_extras() {
     local extra megabytes total=0 about=about
     if [ ${#extras[@]} -gt 1 ]; then about="up to"; fi
     for extra in "${extras[@]}"; do
@@ -169,7 +170,7 @@ install_locked() {
     for extra in ${extras[@]+"${extras[@]}"}; do words+=(--extra "$extra"); done
     ticking "echo asking the package index for torch" choose
     "$venv/bin/python" "$root/tools/lock.py" select "$work" ${words[@]+"${words[@]}"} ${build:+--torch "$build"} || exit
-    # Sizes of the wheels for Linux on x86-64 without an extra, 2026-11-23.
+    # Sizes of the wheels for Linux on x86-64 without an extra, measured on 2026-11-23.
     download="about 340 MB from the network" on_disk=1400
     [ "$build" = cpu ] || { download="about 2,900 MB from the network" on_disk=; }
     if [ ${#extras[@]} = 0 ]; then
@@ -189,7 +190,8 @@ install_locked() {
     [ "$installer" = by_uv ] || ticking so_far install_by by_pip
 }
 
-install_oldest() { # The lock has only one torch, so pip resolves what else works with the oldest one.
+# The lock has only one torch, so pip chooses the other packages for the oldest one.
+install_oldest() {
     local torch list
     torch=$(sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' "$root/pyproject.toml")
     list=$(join ${extras[@]+"${extras[@]}"})
@@ -211,12 +213,14 @@ PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory>"
     fi
     tail -n 15 "$log" >&2
     fail "the installation into $name failed, and the lines above say why; fix the cause and run the same command again. \
-If a digest differs from the lock's, the file is not the one that was tested: find out where it comes from before you \
+If a digest differs from the lock's, the file is not the one that was tested. Find out where it comes from before you \
 renew the lock (make lock)"
 }
 
 if is_installed; then exit; fi
-if [ -L "$venv" ]; then # It belongs to another checkout, and installing would replace that checkout's package by this one.
+# A link belongs to another checkout, and installing would replace that checkout's package with this
+# one.
+if [ -L "$venv" ]; then
     echo "tools/venv.sh: warning: $name is a link to another checkout's environment and was not changed, but" \
         "pyproject.toml, requirements/ or the extras differ from what is installed there" >&2
     exit

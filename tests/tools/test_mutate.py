@@ -143,7 +143,7 @@ def test_faults_are_found_by_the_folder_and_by_others(tree):
         (
             {"tests/conftest.py": "import no_such_module\n"},
             "pytest cannot run tests/unit/data/test_shortest.py on the unchanged tree (exit status "
-            "4: E   ModuleNotFoundError: No module named 'no_such_module'); repair that first",
+            "4: E   ModuleNotFoundError: No module named 'no_such_module'); fix that first",
         ),
         (
             {"tests/unit/data/test_shortest.py": SHORTEST_TEST.replace("pass", "1 / 0")},

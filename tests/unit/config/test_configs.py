@@ -103,7 +103,7 @@ def test_the_policy_is_the_better_one_and_the_comment_says_by_how_much(path):
         assert own.capacity_waste_ladder < other.capacity_waste_ladder
         assert own.idle_fraction <= other.idle_fraction
     else:  # who has what matters to the result, so it is as published
-        assert own.policy == "presort_local" and "# Kept as published: " in path.read_text("utf-8")
+        assert own.policy == "presort_local" and "# As published, " in path.read_text("utf-8")
 
 
 def test_open_recipe_at_448_is_the_published_one():

@@ -6,8 +6,8 @@ measured in several ways, which BASELINES lists:
 - The common way pads all sequences to the maximum and computes logits for all positions.
 - The fast way sorts by length, pads to the longest sequence of a batch, and computes logits for the
   masked positions only.
-- Both of these also run through torch.compile.
-- The unpadded way joins the sequences of a batch to one row of T tokens. Attention goes through
+- Both of these are also measured through torch.compile.
+- The unpadded way joins the sequences of a batch into one row of T tokens. Attention goes through
   `transformers`' AttentionInterface to torch's nested tensors, because their fused CUDA kernels
   support sequences of unequal length and dropout. The rest is the library's own code, including the
   logits of all T tokens. ModernBERT's own unpadded path is left out, because it needs flash-attn.
@@ -69,7 +69,7 @@ class Data:
 
 
 def import_transformers() -> ModuleType:
-    """Import `transformers` without its types, which would take mypy minutes.
+    """Import `transformers` without its types, because checking them would take mypy minutes.
 
     Raises ConfigError if it is not installed.
     """
@@ -145,8 +145,8 @@ def padded_inputs(
 ) -> dict[str, Tensor]:
     """Return the inputs of `transformers`' model, on the batch's device.
 
-    They are int64 [B, S] tensors with S = padded_length; for BERT, also the int64 [B] labels of
-    next-sentence prediction.
+    They are int64 [B, S] tensors with S = padded_length. For BERT, the labels of next-sentence
+    prediction are added, int64 [B].
     """
     device = batch.input_ids.device
     shape = (len(batch.lengths), padded_length)
@@ -240,7 +240,7 @@ def nested_attention(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attend within each sequence; the signature is that of AttentionInterface.
+    """Attend within each sequence, with the signature that AttentionInterface requires.
 
     `query`, `key` and `value` are [1, N, T, H]. Returns the context, [1, T, N, H].
     """
@@ -258,7 +258,7 @@ def nested_attention(
 
 
 def unpadded_loss(baseline: Any, inputs: dict[str, Any]) -> Tensor:
-    """Compute the loss of BertForPreTraining on one row that holds all sequences.
+    """Compute the loss of BertForPreTraining on one row that contains all sequences.
 
     Its own forward pass cannot be used, because it pools only the first token of each row.
     """
@@ -288,12 +288,12 @@ def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return the autocast context that users of `transformers` train in; weights stay fp32."""
+    """Return the autocast context in which users of `transformers` train fp32 weights."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
 
 def baseline_step(baseline: Any, loss_of: LossOf, precision: Precision) -> Contender:
-    """Return a function that makes one update the way users of `transformers` write it.
+    """Return a function that makes one update in the way that users of `transformers` do.
 
     It runs forward, backward, clipping and the optimizer on the batch with the given number, and
     returns the loss before the update. It frees the gradients, even after an error.
@@ -329,11 +329,11 @@ def prepare_baselines(
     Args:
         make_baseline: returns a new model in training mode.
         data: batches for all of them.
-        config: the model; in precisions other than fp32 the baselines run under autocast.
+        config: the model. In precisions other than fp32, the baselines run under autocast.
         device: device of models and data.
-        compiled: what the compiled baselines pass to torch.compile; "no" leaves them out.
-        check: takes a baseline's name and the loss of its first batch without dropout, and raises
-            ConfigError if the loss is that of a different model.
+        compiled: what the compiled baselines pass to torch.compile. "no" leaves them out.
+        check: called with a baseline's name and the loss of its first batch without dropout. It
+            raises ConfigError if the loss is that of a different model.
         progress: shows which baseline is being prepared.
 
     Returns:
@@ -354,7 +354,7 @@ def prepare_baselines(
                 )
             except ConfigError:
                 raise
-            except Exception as error:  # an error in the library is a result, not our failure
+            except Exception as error:  # reported as the reason why the baseline cannot run
                 reason = reason_of(error)
             free_memory()
         if reason is not None:
@@ -372,7 +372,7 @@ def _warmed_up(
     check: Callable[[str, Tensor], object],
     progress: Progress,
 ) -> Contender:
-    """Return the step of a baseline after it has run on every batch.
+    """Run the step of a baseline on every batch, and return the step.
 
     This is a function of its own so that a failed baseline leaves no references to its tensors.
     """
@@ -383,7 +383,7 @@ def _warmed_up(
             check(name, loss_of(0))
         baseline.train()
     step = baseline_step(baseline, loss_of, config.precision)
-    for number in range(len(data.batches)):  # a batch may have a new shape, which is compiled once
+    for number in range(len(data.batches)):  # every new shape of a batch is compiled here
         step(number).item()
         progress.advance()
     return step
@@ -413,7 +413,7 @@ def loss_function(name: str, baseline: Any, data: Data, compiled: Compiled = "no
 def _reason_left_out(
     name: str, device: torch.device, compiled: Compiled, architecture: Architecture
 ) -> str | None:
-    """Return why a baseline cannot or should not run here, None if it runs."""
+    """Return why a baseline cannot or should not run here, or None if it can."""
     if name == "unpadded_baseline" and architecture == "modern":
         return "ModernBERT's unpadded path needs the package flash-attn"
     if name.endswith("compiled") and compiled == "no":

@@ -38,7 +38,7 @@ _BOUNDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the measurements as sub-commands of `bench`.
 
-    Each has a module of the same name, which has a function `measure`.
+    The module with the name of a measurement contains its function `measure`.
     """
     parser.description = "Measure training speed on this machine. Nothing is trained or saved."
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="COMMAND")
@@ -92,12 +92,12 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
         type=float,
         default=3.0,  # long enough for the clocks to slow down
         metavar="S",
-        help="how long to measure matrix products",
+        help="seconds for measuring matrix products",
     )
     measured.add_argument(
         "--profile",
         action="store_true",
-        help="also list the kernels (CUDA) or operators (CPU) that take most time",
+        help="also list the kernels (CUDA) or operators (CPU) that take the most time",
     )
     measured.add_argument(
         "--out",
@@ -111,20 +111,20 @@ def _add_common(
     command: argparse.ArgumentParser, measured: Options, *, steps: int, seconds: float
 ) -> None:
     add_config(measured, "measure one rank of this config (default: a small model)", required=False)
-    limits = command.add_argument_group("how long, and how it is printed")
+    limits = command.add_argument_group("duration and output")
     limits.add_argument(
         "--steps",
         type=int,
         default=steps,
         metavar="N",
-        help="largest number of measured steps per contender",
+        help="measure at most this many steps of each implementation",
     )
     limits.add_argument(
         "--seconds",
         type=float,
         default=seconds,
         metavar="S",
-        help="start no further step after about this time",
+        help="start no further step after about this many seconds",
     )
     limits.add_argument("--threads", type=int, default=2, metavar="N", help="number of CPU threads")
     limits.add_argument("--json", action="store_true", help="print one JSON object")
@@ -198,9 +198,9 @@ def _summary_of(config: Mapping[str, Any]) -> str:
 
 
 def make_config(args: argparse.Namespace) -> RunConfig:
-    """Return the config of one rank, from --config or bench.toml, and --set. Raises ConfigError.
+    """Return the config of one rank, from --config or bench.toml, with the changes of --set.
 
-    A random seed is replaced by 1, so that measurements are repeatable.
+    This replaces a random seed with 1, so that measurements are repeatable. Raises ConfigError.
     """
     if args.config:
         one_rank = ("parallel.nodes=1", "parallel.ranks_per_node=1")
@@ -214,7 +214,7 @@ def make_config(args: argparse.Namespace) -> RunConfig:
 
 
 def _device(args: argparse.Namespace, config: RunConfig) -> "torch.device":
-    """Return the device that the config selects; also set the number of CPU threads."""
+    """Set the number of CPU threads, and return the device that the config selects."""
     import torch
 
     from mlperf_bert.distributed.launch import choose_device, read_rank_info

@@ -1,9 +1,9 @@
 """Floating-point operations of a training step, and the rate of this machine's matrix products.
 
 The operations of a step are counted as in publications. MFU (model FLOPs utilization) divides their
-rate by the rate that matrix products reach on the same machine. The latter is measured here with
-the two products of the model's feed-forward part and as many rows as a batch has tokens, for so
-long that the processor's clocks slow down as they do in training.
+rate by the rate that matrix products reach on the same machine. This module measures the latter
+with the two products of the model's feed-forward part, on as many rows as a batch has tokens. The
+measurement should last until the processor's clocks slow down, as they do in training.
 
 A multiply-add counts as 2 operations, and the backward pass as twice the forward pass. Only matrix
 products count, not normalization, softmax, rotary positions, dropout or the update. In layers with
@@ -98,7 +98,8 @@ def measure_peak(
 ) -> tuple[float | None, str | None]:
     """Measure for `seconds` how fast the device multiplies [num_tokens, hidden] matrices.
 
-    Returns TFLOP/s and None, or None and the reason if the device has no such product.
+    Returns TFLOP/s and None. If the device cannot compute such a product, returns None and the
+    reason.
     """
     rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
     sizes = model.hidden_size, model.intermediate_size

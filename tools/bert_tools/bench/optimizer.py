@@ -28,7 +28,8 @@ RULES = (
 )
 REFERENCE = "per-tensor loop"
 GRADIENT_SIZE = 1e-3  # standard deviation
-# Of a weight, after all steps. One step changes a weight by about the learning rate of 1e-3.
+# The limit for any weight after all steps. One step changes a weight by about the learning rate
+# of 1e-3.
 LARGEST_DIFFERENCE = 2e-6
 
 
@@ -50,13 +51,13 @@ def measure(
 ) -> dict[str, Any]:
     """Return the JSON object of `bench optimizer`, from at most `steps` updates by each contender.
 
-    No further update by a rule starts after `seconds`. Raises ConfigError if a contender's weights
-    differ from the reference's.
+    For each rule, no further update starts after `seconds`. Raises ConfigError if a contender's
+    weights differ from the reference's.
     """
     seed, rows = int(config.run.seed), []
     for number, rule in enumerate(RULES, 1):
         progress.start(f"building the model for {rule.name}, rule {number} of {len(RULES)}")
-        # The weights are fp32 at any precision of the config, so no contender rounds them.
+        # The weights are fp32 in every precision of the config, so no contender rounds them.
         model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
         updaters, new_gradients = make_updaters(model, rule, seed)
         contenders = {
@@ -140,7 +141,7 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
 def _loop(
     rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
 ) -> Updater:
-    """Return the reference: the plain update, one tensor at a time."""
+    """Return the reference, which makes the plain update of one tensor at a time."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
     updates = [_plain_update(rule, name) for name in named]

@@ -18,10 +18,10 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Print lines of progress, and within `with` repeat the current activity during a silence."""
+    """Print progress, and repeat the current activity while a `with` block prints nothing else."""
 
     def __init__(self, stream: TextIO | None = None, *, log_interval_s: float = LOG_INTERVAL_S):
-        """Print to `stream`, by default stderr."""
+        """Set up printing to `stream`, by default stderr."""
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty()
         self._interval_s = TERMINAL_INTERVAL_S if self._in_place else log_interval_s
@@ -49,12 +49,12 @@ class Progress:
     def start(
         self, activity: str, *, note: str = "", seconds: float | None = None, total: int = 0
     ) -> None:
-        """Print and remember what begins now.
+        """Announce a new activity, and remember it for repetition.
 
         Args:
             activity: what begins, such as "compiling sorted_compiled".
             note: a remark, such as how long it usually takes.
-            seconds: expected duration, if known; the time left is derived from it.
+            seconds: expected duration, if known, from which the time left is derived.
             total: number of steps that `advance` will count, 0 if it will count none.
         """
         self._set(activity, seconds, total)
@@ -100,7 +100,7 @@ class Progress:
                 self._last_printed = now
 
     def _line(self, elapsed: float) -> str:
-        """The current activity with what is known about its duration."""
+        """Format the current activity, with what is known about its duration."""
         parts = [f"{elapsed:.0f} s so far"]
         if self._seconds is not None:
             parts.append(f"about {max(0.0, self._seconds - elapsed):.0f} s left")

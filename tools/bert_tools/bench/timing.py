@@ -47,10 +47,10 @@ def seconds_of(run: Contender, batch: int) -> float:
 def time_steps(
     run: Contender, *, warm_up: int, steps: int, seconds: float, progress: Progress
 ) -> tuple[int, float]:
-    """Return how many steps were measured, and their mean duration in milliseconds.
+    """Measure steps, and return their number and their mean duration in milliseconds.
 
-    The number is as many as fit into `seconds`, judged by the last of `warm_up` steps, at least
-    FEWEST_STEPS and at most `steps`. The host waits for the device only after the last step, as in
+    The last of the `warm_up` steps tells how many fit into `seconds`. At least FEWEST_STEPS and at
+    most `steps` are measured. The host waits for the device only after the last step, as it does in
     training.
     """
     progress.start("warming up", total=warm_up)
@@ -67,7 +67,7 @@ def time_steps(
 
 
 class InterleavedTimes:
-    """The wall-clock seconds that each contender took for each batch, each time it ran on it."""
+    """The wall-clock seconds of every step, by contender and batch."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class InterleavedTimes:
             progress.advance()
 
     def _seconds_of(self, name: str, batch: int) -> float | None:
-        """Return the seconds of a step; None if it failed, after freeing the contender."""
+        """Return the seconds of a step. If it fails, free the contender and return None."""
         try:
             return seconds_of(self._contenders[name], batch)
         except RuntimeError as error:
@@ -116,8 +116,8 @@ class InterleavedTimes:
     def measure(self, *, num_steps: int, seconds: float, progress: Progress) -> None:
         """Run the contenders in turn on one batch after another, and record their times.
 
-        Stops after `num_steps` steps, or after the first step that ends later than `seconds`, but
-        not before every batch was measured once. Each contender must have run before.
+        The measurement stops after `num_steps` steps, or after the first step that ends later than
+        `seconds`, but not before every batch was measured once. Call `run_once` first.
         """
         num_batches = len(next(iter(self._seconds.values())))
         progress.start(f"measuring up to {num_steps} steps of each of {', '.join(self.names)}")
@@ -156,7 +156,7 @@ class InterleavedTimes:
     def range_of_ratios(self, above: str, below: str) -> list[float]:
         """Return the lowest, median and highest ratio of two contenders' times.
 
-        Each ratio is of the seconds for one pass over all batches, `above` divided by `below`.
+        Each ratio divides the seconds of `above` for one pass over all batches by those of `below`.
         """
         rounds = [
             [sum(visits) for visits in zip(*self._seconds[name], strict=False)]

@@ -52,7 +52,7 @@ def measure(
         steps: largest number of steps to measure.
         seconds: how long to measure steps, approximately.
         peak_seconds: how long to measure matrix products.
-        profile: list the kernels or operators of a step.
+        profile: whether to list the kernels or operators of a step.
         out: with `profile`, the file for torch's trace of one step.
 
     Raises:
@@ -128,8 +128,8 @@ def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
 def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
     """Profile PROFILED_STEPS steps of a run that is warmed up.
 
-    If `out` is given, the trace of one more step is written there as gzipped JSON, for
-    chrome://tracing and Perfetto. Raises DataError if it cannot be written or nothing was recorded.
+    If `out` is given, write the trace of one more step there as gzipped JSON, for chrome://tracing
+    and Perfetto. Raises DataError if that fails, or if torch recorded nothing.
     """
     device = run.device
     # The first recording of a process may lack kernels, so it is not used.
@@ -156,7 +156,7 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
 
 
 def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
-    """Return the kernels or operators that take most time per step, and the time without any.
+    """Return the kernels or operators that take the most time, and the time in which none ran.
 
     Raises DataError if nothing was recorded.
     """
@@ -216,7 +216,7 @@ def _steps(run: TrainingRun, count: int) -> None:
 
 
 def _write_trace(recorded: Any, path: Path) -> None:
-    # `write_file` reports a full disk of `path`, which torch's export does not.
+    # Unlike torch's export, `write_file` reports that the disk of `path` is full.
     with tempfile.TemporaryDirectory() as directory:
         plain = Path(directory) / "trace.json"
         recorded.export_chrome_trace(str(plain))

@@ -39,7 +39,7 @@ Update = tuple[UnpaddedBatch, ...]
 class TrainingRun:
     """A run of one rank. Calling it with a step number makes one update, cycling through `updates`.
 
-    A number beyond the config's last step starts again from the first, with its learning rate.
+    After the config's last step, the learning rates start again from the first step.
     """
 
     config: RunConfig
@@ -103,9 +103,10 @@ def run_of_model(
     updates: list[Update],
     shapes: tuple[StaticShape, ...],
 ) -> Iterator[TrainingRun]:
-    """Prepare the training step of `config` on one rank; it is freed at the end of the context.
+    """Prepare the training step of `config` on one rank, and free it at the end of the context.
 
-    It skips a run's warm-up on full-length batches, which needs twice the memory of real lengths.
+    The warm-up of a real run on full-length batches is skipped, because it needs twice the memory
+    of real lengths.
 
     Args:
         model: the model with its initial weights, on its device.
@@ -185,7 +186,7 @@ def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
-    """Pad an update to the first of `shapes` that fits it; return it unchanged if none does."""
+    """Pad an update to the first of `shapes` that fits it, or return it unchanged if none does."""
     sizes = {
         "tokens": np.array([len(batch.input_ids) for batch in update]),
         "sequences": np.array([len(batch.lengths) for batch in update]),

@@ -70,9 +70,9 @@ def measure(
         device: where to run it.
         progress: shows what is being measured.
         steps: largest number of measured steps of each contender.
-        seconds: no further step starts after this time, once every batch was measured.
-        compile: also measure the baselines through torch.compile.
-        by_layer: compile each layer separately instead of the whole model.
+        seconds: time after which no further step starts, once every batch was measured.
+        compile: whether to also measure the baselines through torch.compile.
+        by_layer: whether to compile each layer separately instead of the whole model.
 
     Raises:
         ConfigError: transformers is not installed, or its losses differ from ours.
@@ -144,9 +144,9 @@ def _compared(
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
-    """Return the config with what the baselines use.
+    """Return the config with the settings that the baselines use.
 
-    This concerns the optimizer, a constant learning rate, clipping, and one micro-batch per update.
+    These are the optimizer, a constant learning rate, clipping, and one micro-batch per update.
     """
     return replace(
         config,
@@ -220,7 +220,7 @@ def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPr
     """Build our model in training mode, with weights for which the loss depends on attention.
 
     With BERT's own initializer range of 0.02, attention is nearly uniform, so a wrong attention
-    would not change the loss. With hidden ** -0.5 it does. The padding rows of the word embedding,
+    would not change the loss. With hidden ** -0.5 it would. The padding rows of the word embedding,
     which the baselines lack, get a bias that makes their probability zero.
     """
     model = replace(model, initializer_range=model.hidden_size**-0.5)
@@ -252,7 +252,8 @@ def expected_loss(ours: BertForPretraining, name: str, data: Data) -> Tensor:
 def check_same_loss(ours: BertForPretraining, baseline: Any, data: Data) -> float:
     """Return the largest difference of the two models' losses, in nats, without dropout.
 
-    Compares the baselines with logits for all positions and for masked ones, on their first batch.
+    Our model is compared with two baselines, one with logits for all positions and one for masked
+    positions only, on their first batch.
     Raises ConfigError if the losses differ (`check_loss`), because times of different models cannot
     be compared.
     """

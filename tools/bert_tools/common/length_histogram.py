@@ -69,7 +69,7 @@ def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
 
 
 def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_RATE) -> IntArray:
-    """Return how many tokens to mask in sequences of these lengths: a share, at most `most`."""
+    """Return how many tokens to mask in each sequence: the share `rate`, from 1 to `most`."""
     counts: IntArray = np.clip(np.rint(rate * lengths), 1, most).astype(np.int64)
     return counts
 

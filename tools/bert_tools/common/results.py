@@ -66,7 +66,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = ""
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format a Markdown table; the first column is left-aligned, the others right-aligned."""
+    """Format a Markdown table with a left-aligned first column and right-aligned others."""
     cells = [[one_line(cell).replace("|", "/") for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -78,7 +78,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of a width and height in inches.
+    """Return an empty figure with this width and height in inches.
 
     Raises ConfigError if matplotlib (extra `plots`) is not installed.
     """

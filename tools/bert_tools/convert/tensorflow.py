@@ -89,7 +89,7 @@ def _weight(tensor: "BundleTensor", where: str) -> Weight:
 
 
 def open_tensorflow(source: Path) -> Mapping[str, "BundleTensor"]:
-    """Open a checkpoint and return its tensors by the names of their variables, without reading.
+    """Open a checkpoint and return its tensors by variable name, without reading their values.
 
     Their sizes are already checked against the files. A tensor is read and checked against its
     CRC32C by `BundleTensor.read`, in any order, so only one needs to be in memory. Tensors other
@@ -297,7 +297,7 @@ def _table(contents: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _block(contents: bytes, handle: memoryview) -> memoryview:
-    """Return the contents of a block; `handle` has its position and size. Raises ValueError."""
+    """Return the block at the position and of the size in `handle`. Raises ValueError."""
     start, position = varint(handle, 0)
     size, _ = varint(handle, position)
     stored = contents[start : start + size + _TRAILER_BYTES]

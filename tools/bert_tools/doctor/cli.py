@@ -56,12 +56,12 @@ def ok(name: str, found: str) -> Finding:
 
 
 def warn(name: str, found: str, remedy: str) -> Finding:
-    """Return a finding that makes training slower or limits its features."""
+    """Return a finding about a problem that makes training slower or limits its features."""
     return Finding("warn", name, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Finding:
-    """Return a finding that prevents training, or makes it wrong."""
+    """Return a finding about a problem that prevents training, or makes it wrong."""
     return Finding("fail", name, found, remedy)
 
 
@@ -97,7 +97,7 @@ def check_machine(config: RunConfig | None) -> list[Finding]:
 
 
 def judge_processors(num_usable: int, ranks: int) -> Finding:
-    """Judge the processors; this process may run on `num_usable` hardware threads."""
+    """Judge the processors, of which this process may use `num_usable` hardware threads."""
     name = "machine.cpu"
     found = f"{cpu_model()}, {memory_bytes() / _GIB:.0f} GiB, {num_usable} usable threads"
     if num_usable < ranks:
@@ -109,7 +109,7 @@ def judge_processors(num_usable: int, ranks: int) -> Finding:
 def judge_gpus(
     gpus: Sequence[Gpu], num_of_driver: int, built_for: str, config: RunConfig | None
 ) -> list[Finding]:
-    """Judge the GPUs that torch can use; `num_of_driver` is how many the driver lists."""
+    """Judge the GPUs that torch can use. The driver lists `num_of_driver` of them."""
     name, wanted = "machine.gpus", None if config is None else config.run.device
     if not gpus and num_of_driver:
         found = f"the driver lists {num_of_driver} GPUs, but {built_for} can use none"
@@ -165,8 +165,8 @@ class Package:
         module: module that is imported.
         use: what needs it.
         lowest: oldest version that was tested.
-        below: version before which the tests stop; empty if there is no upper limit.
-        install: how to get an optional package; empty if the package is required.
+        below: first version that was not tested, empty if there is no upper limit.
+        install: how to get an optional package, empty if the package is required.
     """
 
     name: str
@@ -234,7 +234,7 @@ def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
 
 
 def judge(package: Package, version: str | None) -> Finding:
-    """Judge a package; `version` is None if it is not installed, and empty if it is unknown."""
+    """Judge a package by its version: None if it is not installed, "" if it is unknown."""
     name = f"packages.{package.name}"
     if version is None and package.install:
         return warn(name, f"not installed, but needed for {package.use}", package.install)
@@ -323,7 +323,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examined(name: str, config: RunConfig | None) -> list[Finding]:
-    """Run one check; an error becomes a finding, so that the other checks still run."""
+    """Run one check, and turn an error into a finding, so that the other checks still run."""
     try:
         return CHECKS[name](config)
     except UserError as error:

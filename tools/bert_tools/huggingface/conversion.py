@@ -127,7 +127,7 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
 
 
 def _incomplete(source: Source, name: str) -> CheckpointError:
-    """Return the error for a missing tensor, which names tensors with a similar name."""
+    """Return the error for a missing tensor. It lists tensors with a similar name."""
     tail = name.removeprefix(source.family.body)
     similar = [in_brief(each) for each in (*source.weights, *source.ignored) if each.endswith(tail)]
     problem = f"{name} is missing" + (f" (found {', '.join(similar)})" if similar else "")

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help=text)
     text = "directory to create"
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = "program that should load it"
+    text = "program that should load the directory"
     parser.add_argument("--to", choices=("huggingface",), required=True, help=text)
     text = "vocab.txt or tokenizer.json of the model (default: in the checkpoint or above it)"
     parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
@@ -66,7 +66,8 @@ def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = No
 
     Raises CheckpointError, ConfigError or DataError.
     """
-    # Importing torch takes seconds, and modules that only need this one's names do not need it.
+    # Imported here because importing torch takes seconds, and modules that use only names of this
+    # one do not need it.
     import torch
 
     from bert_tools.huggingface.conversion import parameter_shapes
@@ -168,7 +169,7 @@ class Facts:
 
 
 def read_facts(run_dir: Path, step: int) -> Facts | None:
-    """Read the facts in a run's directory; None if they are missing or of another step.
+    """Read the facts in a run's directory, or return None if they are missing or of another step.
 
     Raises DataError if the file is damaged.
     """
@@ -186,10 +187,10 @@ def read_facts(run_dir: Path, step: int) -> Facts | None:
 def model_card(
     config: RunConfig, architecture: str, samples: int, facts: Facts, first: str
 ) -> bytes:
-    """Return the contents of README.md; `first` names the initial weights, if they were loaded."""
+    """Return the contents of README.md. `first` names the initial weights if they were loaded."""
     model, data, optim = config.model, config.data, config.optim
     masks = "drawn anew each time" if data.masking == "dynamic" else "stored with the data"
-    example = f"\nA held-out sentence, one word masked: {facts.example}\n" if facts.example else ""
+    example = f"\nA held-out sentence with one mask: {facts.example}\n" if facts.example else ""
     initial = ""
     if first:
         initial = f"- Training started from the weights of {first}, whose license applies too.\n"
@@ -221,7 +222,8 @@ choice.
 
 ## Accuracy
 
-The share of masked tokens of held-out text that the model predicts: {facts.accuracy_in_words()}.
+The share of masked tokens in held-out text that the model predicts correctly:
+{facts.accuracy_in_words()}.
 {example}
 ## How to load it
 

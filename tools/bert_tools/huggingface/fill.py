@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
     text = "number of words to show for each [MASK]"
     parser.add_argument("--top", type=int, default=5, metavar="N", help=text)
-    text = "device of the model"
+    text = "device to run the model on"
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
 
 

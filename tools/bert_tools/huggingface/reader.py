@@ -1,7 +1,8 @@
 """Reader of weights in the format of Hugging Face: a safetensors file and config.json.
 
 The safetensors library reads the files. Nothing is unpickled, because a pickle from other people
-can run code. Opening a directory reads only headers and JSON, because the library maps the tensors.
+can run code. Opening a directory reads only headers and JSON, because the library maps the tensors
+into memory.
 """
 
 from collections import Counter
@@ -76,7 +77,7 @@ def open_huggingface(folder: Path) -> Source:
 
 
 def _stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of a directory, by their names. Raises CheckpointError."""
+    """Map the tensors of a directory into memory, by name. Raises CheckpointError."""
     if is_there(folder / SINGLE):
         return read_safetensors(folder / SINGLE)
     for name in _PICKLED:
@@ -138,7 +139,7 @@ def _check_copy(copy: Weight, original: Weight, name: str) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Map the tensors of a file. Raises CheckpointError if the file is missing or damaged."""
+    """Map the tensors of a file into memory. Raises CheckpointError if it is missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

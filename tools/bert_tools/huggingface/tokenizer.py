@@ -1,4 +1,4 @@
-"""Vocabularies in the format of Hugging Face: find that of given weights, and export our own.
+"""Vocabularies in the format of Hugging Face: find those of given weights, and export our own.
 
 `tokenizer.json` is the format of the `tokenizers` library. It describes how text is cleaned and
 split into words and word pieces. `vocabulary/word_pieces.py` differs from the library for some
@@ -60,8 +60,8 @@ _OURS = re.compile(
     "Tokenizer(?:Fast)?|PreTrainedTokenizer(?:Fast)?|TokenizersBackend"
 )
 # Settings of tokenizer.json that split like vocabulary/word_pieces.py, except for rare characters.
-# (`_splitting`, which our exports use, has these right.) Longer words than 200 letters are unknown
-# there, and longer ones than 100 in the library by default. That difference is accepted.
+# (`_splitting`, which our exports use, splits these correctly.) There, words of more than 200
+# letters are unknown. In the library, the default limit is 100. That difference is accepted.
 _AS_OURS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "normalizer": {
@@ -87,7 +87,7 @@ _MUST_NOT_BE_FALSE = ("do_lower_case", "strip_accents", "tokenize_chinese_chars"
 def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
     """Return the token ids of [CLS], the text, and [SEP], encoded as `prepare` does it.
 
-    A masked word is written [MASK], or by the vocabulary's own name for it. Raises ConfigError if
+    A masked word is written as [MASK] or as the vocabulary's own mask token. Raises ConfigError if
     the text has none, or if there are more than `most` tokens.
     """
     encoder = make_encoder(vocabulary)
@@ -262,7 +262,7 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _any_of(chars: Sequence[str]) -> str:
-    """Return a regular expression that matches one of `chars`, which must ascend."""
+    """Return a regular expression that matches one of `chars`, which must be in ascending order."""
     codes = [ord(char) for char in chars]
     starts = [code for before, code in pairwise([-2, *codes]) if code != before + 1]
     ends = [code for code, after in pairwise([*codes, sys.maxunicode + 2]) if after != code + 1]

@@ -2,7 +2,7 @@
 
 Our parameters have the names of Hugging Face's BertForPreTraining and ModernBertForMaskedLM. A
 `Family` for each of the two architectures describes what import and export must know about its
-names and settings, also in the library's other classes.
+names and settings, including those of the library's other classes for the same architecture.
 
 Our word embedding has a multiple of 8 rows (decision 0002). If a source has one row per word,
 padding rows are added, which never change a result. A row of zeros with a bias of PADDING_BIAS has
@@ -43,11 +43,11 @@ class Family:
     Args:
         architecture: our name of the architecture.
         class_name: beginning of the names of the library's classes.
-        body: prefix of all names except those of heads; a model without heads omits it.
+        body: prefix of all names except those of heads. A model without heads omits it.
         layers: prefix of a layer's names, before its number.
         words: name of the word embedding.
         word_bias: name of the masked-LM decoder's bias.
-        segments: name of the token type embedding; some models have a single token type.
+        segments: name of the token type embedding, which in some models has a single type.
         head: prefixes of the masked-LM head's names.
         copies: tensors that some files duplicate -> our tensors that they must equal.
         buffers: constants (position ids and zeros) that older releases stored with the weights.
@@ -171,9 +171,9 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
-    """Map each tensor's name to ours; tensors outside the model keep their names.
+    """Map each tensor's name to ours, except that tensors outside the model keep their names.
 
-    Parts of names that wrappers add are removed. Such wrappers are DistributedDataParallel,
+    This removes the parts of names that wrappers add. Such wrappers are DistributedDataParallel,
     torch.compile, FSDP, or a module that contains the model.
     """
     plain = {name: _WRAPPED.sub("", name) for name in theirs}
@@ -390,10 +390,10 @@ class Source:
     """Weights of another program.
 
     Args:
-        folder: directory of the weights, in which a vocabulary is looked for.
+        folder: directory of the weights, which is searched for a vocabulary.
         name: name of the checkpoint, without its directories.
         form: kind of checkpoint, such as "BertForMaskedLM" or "TensorFlow checkpoint".
-        weights: weights by our names; tensors outside the model keep their names.
+        weights: weights by our names. Tensors outside the model keep their names.
         ignored: names in the source -> the reason for ignoring each.
         settings: settings of our section [model].
         stated_in: file with these settings, for error messages.

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _balance(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    text = "number of steps to plan for each row"
+    text = "number of steps to plan for each row of the table"
     parser.add_argument("--draws", type=int, default=60, metavar="N", help=text)
     text = "a prepared set, or its parent (default: Wikipedia's lengths, up to 512 tokens)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=text)
@@ -53,7 +53,7 @@ def _suggest(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE.toml",
-        help="new file for the config (default: in runs/, named by the size)",
+        help="new file for the config (default: in runs/, named after the size)",
     )
 
 
@@ -75,7 +75,7 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     text = "type of the GPUs (default: from the config's name, otherwise a100)"
     parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)
-    text = "bandwidth out of a machine in one direction (default: of the usual machine)"
+    text = "bandwidth out of a machine in one direction (default: that of the usual machine)"
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
 
 

@@ -141,7 +141,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
         help="where a document of plain text ends (default: file for 32 files or more, otherwise "
         "empty-line)",
     )
-    text = "also read plain text with this ending, such as .py, or . for none; can be repeated"
+    text = "also read plain text with this ending, such as .py, or . for none, can be repeated"
     read.add_argument(
         "--also", action="append", default=[], type=ending, metavar=".ENDING", help=text
     )

@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--segments",
         choices=("pair", "single"),
         default="pair",
-        help="pair: two segments for next-sentence prediction. single: one, for masked words only",
+        help="make examples of two segments (pair) for next-sentence prediction, or of one segment "
+        "(single) for masked words only",
     )
     number("--vocab-size", None, f"size of the vocabulary that is made (default: {VOCAB_SIZE:,})")
     number("--max-seq-length", MAX_SEQ_LENGTH, "most tokens in an example")

@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mlperf_bert report tensorboard runs/two --out runs/two/tensorboard",
     )
     tensorboard.set_defaults(make=_tensorboard)
-    text = "run directory, or one of its run_<i>, and several runs are compared side by side"
+    text = "run directory, or one of its run_<i>. Several runs are compared side by side"
     page.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
     text = "run directory with a single run, or one of its run_<i>"
     tensorboard.add_argument("run_paths", type=Path, nargs=1, metavar="RUN", help=text)
-    text = f"the page (default: {PAGE} in the run, or in runs/ for several)"
+    text = f"file for the page (default: {PAGE} in the run, or in runs/ for several)"
     page.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = "directory for the event file"
     tensorboard.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, metavar, text in (
         ("--space", "SPACE", f"settings to search: TOML file, or one of {shipped}"),
         ("--data", "DIR", "directory with train/ and eval/"),
-        ("--out", "DIR", "directory of the study; an existing study is continued"),
+        ("--out", "DIR", "directory for the study, which is continued if it exists"),
     ):
         searched.add_argument(name, type=Path, required=True, metavar=metavar, help=text)
     searched.add_argument(
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trials.add_argument(
         "--trainer",
         metavar="COMMAND",
-        help="command that trains and takes the options of `train`, such as 'srun mlperf_bert "
+        help="command that trains and accepts the options of `train`, such as 'srun mlperf_bert "
         "train' (default: train on this machine)",
     )
 
