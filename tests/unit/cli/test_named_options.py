@@ -7,7 +7,7 @@ import argparse
 import ast
 import re
 
-from mlperf_bert.__main__ import COMMANDS, DEBUG, VARIANTS, _parser
+from mlperf_bert.__main__ import COMMANDS, DEBUG, VARIANTS, make_parser
 from support import PACKAGE, TOOLS
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -45,7 +45,7 @@ NOT_OF_PRETRAIN = {
 def options_of(*words):
     """The options of a command and of all its sub-commands."""
     found = {DEBUG}
-    waiting = [_parser(words)]
+    waiting = [make_parser(words)]
     while waiting:
         for action in waiting.pop()._actions:
             found.update(action.option_strings)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mlperf_bert.__main__ import _in_one_line
-from mlperf_bert.distributed.launch import shadowed_packages
+from mlperf_bert.extras import shadowed_packages
 from support import run_cli
 
 

@@ -17,8 +17,8 @@ from typing import Literal
 from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.distributed.launch import shadowed_packages
 from mlperf_bert.errors import ConfigError, UserError
+from mlperf_bert.extras import shadowed_packages
 from mlperf_bert.machine import memory_bytes, usable_cpus
 
 Status = Literal["ok", "warn", "fail"]

@@ -144,7 +144,7 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
         where = one_line(str(error.filename or "stdout or a file"))
         return f"{where}: {error.strerror}; {remedy}"
     if isinstance(error, ImportError):
-        from mlperf_bert.distributed.launch import shadowed_packages
+        from mlperf_bert.extras import shadowed_packages
 
         # The error came from a package on PYTHONPATH, or from an import of such a package.
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]

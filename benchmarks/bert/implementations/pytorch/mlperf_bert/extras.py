@@ -7,10 +7,12 @@ not found after minutes of computing.
 
 import importlib
 import importlib.util
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlperf_bert.errors import ConfigError, say_error
@@ -30,6 +32,9 @@ MEGABYTES = {
 _INSTALLED_AS = {"nvidia.dali": "nvidia-dali-cuda130"}  # packages named differently from modules
 _SCRIPT = Path("tools/venv.sh")
 _HERE = Path("benchmarks/bert/implementations/pytorch/mlperf_bert")  # in a checkout
+
+
+_PACKAGES = ("torch", "numpy", "numba", "h5py", "safetensors", "mlperf_logging", "scipy", "rich")
 
 
 def require_packages(
@@ -132,3 +137,26 @@ def _install(command: Sequence[str]) -> None:
     except OSError as error:
         raise ConfigError(command[0], error.strerror or "cannot be run", "run it by hand") from None
     importlib.invalidate_caches()
+
+
+def shadowed_packages(
+    environ: Mapping[str, str] = os.environ,  # noqa: TID251, where Python itself reads it
+) -> list[tuple[str, str]]:
+    """Find packages that PYTHONPATH has as well as the environment, as (directory, name).
+
+    The modules of a cluster often set PYTHONPATH, and Python then imports their packages instead of
+    the environment's.
+    """
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    needed = [name for name in _PACKAGES if any(_has_package(each, name) for each in own)]
+    return [
+        (directory, name)
+        for directory in environ.get("PYTHONPATH", "").split(os.pathsep)
+        for name in needed
+        if directory and os.path.realpath(directory) not in own and _has_package(directory, name)
+    ]
+
+
+def _has_package(directory: str, name: str) -> bool:
+    files = (f"{name}.py", f"{name}/__init__.py")
+    return any(os.path.exists(os.path.join(directory, file)) for file in files)

@@ -12,7 +12,7 @@ from mlperf_bert.config.files import add_config, add_init_checkpoint, load_confi
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import Ended, say_stopped_early, write_status
 from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError, say
-from mlperf_bert.extras import require_packages
+from mlperf_bert.extras import require_packages, shadowed_packages
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     """Start the ranks, or train as one of them."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
-    from mlperf_bert.distributed.launch import read_rank_info, shadowed_packages
+    from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock
 

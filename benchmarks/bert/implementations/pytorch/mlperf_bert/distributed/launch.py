@@ -17,7 +17,6 @@ import re
 import socket
 import struct
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +55,6 @@ _OTHERS = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
 )
-_PACKAGES = ("torch", "numpy", "numba", "h5py", "safetensors", "mlperf_logging", "scipy", "rich")
 _SET_OR_UNSET = "set it to such a number, or unset it"
 _BACKLOG = 4096  # ranks that may connect at the same time
 _POLL_S = 0.05
@@ -156,27 +154,6 @@ def _from_incomplete(
         if names[0] in environ and environ.get(names[1]) != "1":
             raise _incomplete(environ, names, _TORCHRUN)
     return RankInfo(0, 1, 0, 1, 0, "single")
-
-
-def shadowed_packages(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
-    """Find packages that PYTHONPATH has as well as the environment, as (directory, name).
-
-    The modules of a cluster often set PYTHONPATH, and Python then imports their packages instead of
-    the environment's.
-    """
-    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    needed = [name for name in _PACKAGES if any(_has_package(each, name) for each in own)]
-    return [
-        (directory, name)
-        for directory in environ.get("PYTHONPATH", "").split(os.pathsep)
-        for name in needed
-        if directory and os.path.realpath(directory) not in own and _has_package(directory, name)
-    ]
-
-
-def _has_package(directory: str, name: str) -> bool:
-    files = (f"{name}.py", f"{name}/__init__.py")
-    return any(os.path.exists(os.path.join(directory, file)) for file in files)
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
