@@ -434,7 +434,7 @@ def test_all_ranks_stop_after_ten_spoilt_steps_in_a_row(job):
     skipped = [record["skipped_steps"] for record in metrics_records(output / "run")]
     assert skipped == [int(step >= SPOILT_FROM) for step in range(1, LAST_STEP + 1)]
     log = (output / "run/run_0/stdout.log").read_text().splitlines()
-    (said,) = [line for line in log if "in a row" in line and "stopped" in line]
+    (said,) = [line for line in log if "non-finite gradient" in line and "stopped" in line]
     assert f"{MAX_SKIPPED_IN_A_ROW} steps" in said and "optim.learning_rate" in said
 
 

@@ -140,7 +140,7 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
     more = tmp_path / "more.txt"
     more.write_text(words.read_text() + "another\n")
     assert_refused("its vocabulary 70 tokens", "bert", vocabulary=more)
-    remedy = "pass one written by save_pretrained(), with config.json and model.safetensors"
+    remedy = f"did you mean {tmp_path / 'bert'}?"
     assert_refused(f"{tmp_path / 'bret'}: no such directory; {remedy}", "bret")
     make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
     assert_refused("model.safetensors: no such file; pass a directory", "cut")
