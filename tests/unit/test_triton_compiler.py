@@ -34,7 +34,7 @@ def test_it_needs_the_package_a_c_compiler_and_the_headers_of_python(
     machine, tmp_path, monkeypatch, name
 ):
     program(machine / "cc")  # which Triton does not look for
-    assert "no C compiler: neither gcc nor clang" in str(why_triton_cannot_compile())
+    assert "no C compiler, because neither gcc nor clang" in str(why_triton_cannot_compile())
     program(machine / name)
     assert why_triton_cannot_compile() is None
     (tmp_path / "include/Python.h").unlink()

@@ -159,12 +159,12 @@ def test_a_run_that_has_ended_is_left_as_it_is(resumed, whole, tmp_path, capsys)
     shutil.copytree(whole, directory)
     before = snapshot(directory)
     assert resumed() == MISSED
-    assert "ended before, after 20 steps" in capsys.readouterr().out
+    assert "has already ended, after 20 steps" in capsys.readouterr().out
     assert snapshot(directory) == before
     (directory / "run_0/outcome.json").unlink()  # killed between its last checkpoint and its end
     before = snapshot(directory)
     assert resumed() == MISSED
-    assert "ended before, after 20 steps" in capsys.readouterr().out
+    assert "has already ended, after 20 steps" in capsys.readouterr().out
     assert outcome_of(directory) == outcome_of(whole)
     (directory / "run_0/outcome.json").unlink()
     assert snapshot(directory) == before

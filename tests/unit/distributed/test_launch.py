@@ -274,7 +274,7 @@ def test_every_trainer_has_a_reader_on_its_node():
 @pytest.mark.parametrize(
     ("info", "said"),
     [
-        (process(0, 3, 3), "even number of processes on a node, not 3"),
+        (process(0, 3, 3), "even number of processes per node, not 3"),
         (process(0, 4, 4, "torchrun"), "the launcher is 'torchrun'"),
         (process(0, 1, 1, "single"), "mpiexec -n"),
         (process(0, 6, 4), "same number"),

@@ -58,7 +58,7 @@ DEBUG = "--debug"  # removed before parsing, so that it works in any position
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the model reaches its target accuracy"),
     "pretrain": ("bert_tools.pretrain.cli", "train an encoder on your own text and export it"),
-    "watch": ("bert_tools.report.watch", "show how runs are doing, in the terminal"),
+    "watch": ("bert_tools.report.watch", "show the progress of runs in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "measure a checkpoint's accuracy on held-out data"),
     "convert": ("bert_tools.convert.cli", "turn another program's weights into a checkpoint"),
     "export": ("bert_tools.huggingface.export", "write a checkpoint for Hugging Face transformers"),
@@ -209,7 +209,7 @@ def _leave(status: int) -> NoReturn:
     commands exist for their output.
     """
     is_rank = "mlperf_bert.distributed.session" in sys.modules
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed from the start
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed at the start
         try:
             stream.flush()
         except OSError as error:

@@ -40,7 +40,7 @@ def add_command(
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that takes no abbreviated options and reports errors in one line.
+    """An argument parser that rejects abbreviated options and reports errors in one line.
 
     Sub-parsers are of this class too.
     """
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse all arguments. An unknown one is an error of the command that it was given to."""
+        """Parse all arguments, and report an unknown one as an error of its command."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]

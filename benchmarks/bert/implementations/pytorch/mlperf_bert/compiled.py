@@ -149,7 +149,7 @@ def compiled(function: Function) -> Function:
 
 
 def compiled_arithmetic(function: Function) -> Function:
-    """Like `compiled`, for loops over floats that the compiler should vectorize.
+    """Compile `function` as `compiled` does, and let the compiler vectorize loops over floats.
 
     Division by zero gives an infinity or NaN instead of an error. Sums may be reordered, and
     multiply-adds may be fused, which rounds once. NaN and infinities are preserved.
@@ -175,7 +175,7 @@ def _compile(function: Function, **options: Any) -> Function:
 
 @contextmanager
 def usable_cache(function: Any) -> Iterator[None]:
-    """Compile or load `function` in this context.
+    """Turn cache errors of the body, which compiles or loads `function`, into a ConfigError.
 
     Raises ConfigError if the cache is damaged or cannot be written.
     """
@@ -203,7 +203,7 @@ def why_triton_cannot_compile() -> str | None:
     if named is not None and shutil.which(named) is None:
         return f"the environment variable CC is {named!r}, but there is no such program"
     if named is None and not any(shutil.which(name) for name in _C_COMPILERS):
-        return "there is no C compiler: neither gcc nor clang is installed"
+        return "there is no C compiler, because neither gcc nor clang is installed"
     header = _directory_of_headers() / "Python.h"
     if not header.is_file():
         return f"{header} is missing (install python3-dev or python3-devel)"

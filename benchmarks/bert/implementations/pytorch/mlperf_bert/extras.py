@@ -1,4 +1,4 @@
-"""Optional packages: check that a command's are installed, and offer to install them.
+"""Check that the optional packages of a command are installed, and offer to install them.
 
 An extra is a group of optional packages in pyproject.toml. A command calls `require_packages` with
 all optional packages that it will import, before it does any work, so that a missing package is
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mlperf_bert.errors import ConfigError, say_error
 
-# Approximate download of each extra in MB, as pyproject.toml has it.
+# Approximate size of each extra's download in MB, the same as in pyproject.toml.
 MEGABYTES = {
     "dali": 205,
     "mpi": 2,
@@ -45,7 +45,7 @@ def require_packages(
     otherwise: str = "",
     may_ask: bool = True,
 ) -> None:
-    """Check that optional packages are installed; on a terminal, offer to install their extra.
+    """Check that optional packages are installed, and offer on a terminal to install their extra.
 
     Args:
         where: the command, option or file that needs the packages. It starts the error message.
@@ -124,7 +124,7 @@ def _is_on_terminal() -> bool:
 
 
 def _is_confirmed() -> bool:
-    """Ask on stderr, because stdout may be a file; no answer means no."""
+    """Ask on stderr, because stdout may be a file. Without an answer, return False."""
     sys.stderr.write("Install now? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -142,10 +142,10 @@ def _install(command: Sequence[str]) -> None:
 def shadowed_packages(
     environ: Mapping[str, str] = os.environ,  # noqa: TID251, where Python itself reads it
 ) -> list[tuple[str, str]]:
-    """Find packages that PYTHONPATH has as well as the environment, as (directory, name).
+    """Find packages of the environment that are also on PYTHONPATH, as (directory, name).
 
-    The modules of a cluster often set PYTHONPATH, and Python then imports their packages instead of
-    the environment's.
+    The environment modules of a cluster (`module load`) often set PYTHONPATH, and Python then
+    imports the packages there instead of the environment's.
     """
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     needed = [name for name in _PACKAGES if any(_has_package(each, name) for each in own)]

@@ -1,8 +1,8 @@
 """Safe reading of untrusted files, and writing that never leaves a file half-written.
 
 The readers accept regular files of bounded size and JSON objects. They never block on a pipe or
-read a device that stands in place of a file. They also tell a missing file from a failing file
-system, because pathlib answers "no" to some failures and raises an error for others. The user's
+read a device in the place of a file. They also distinguish a missing file from a failing file
+system, because pathlib returns False for some failures and raises an error for others. The user's
 own prepared sets, runs and checkpoints are trusted once their digests have been checked.
 
 The writers write to a temporary name and rename it when the contents are complete. Lines of a log
@@ -29,7 +29,7 @@ from mlperf_bert.errors import CheckpointError, ConfigError, DataError, Unreadab
 MAX_JSON_BYTES = 8 * 2**20  # a manifest of 5,000 shards has 1.3 MB, other files have far less
 _BRIEF = 60  # characters of an untrusted value in a message
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
-_NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # raised below for other kinds of files
+_NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # raised below for a wrong kind or size of file
 NO_ROOM = "check that the disk has free space and is writable"
 
 
@@ -90,7 +90,7 @@ def in_brief(value: object) -> str:
     if isinstance(value, dict | list):
         return f"a {type(value).__name__}"
     if type(value) is int and value.bit_length() > _BRIEF:
-        return f"an integer of {value.bit_length()} bits"  # Python refuses to write a huge one
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to format a huge one
     if isinstance(value, str | bytes):
         value = value[: _BRIEF + 1]  # so that a long value is not formatted in full first
     return f"{value!a:.{_BRIEF}}"
@@ -241,7 +241,7 @@ def parse(kind: type[Parsed], values: Mapping[str, Any], **found: Any) -> Parsed
     """Build a dataclass from the values that have the names of its fields.
 
     `found` has the fields that the caller has already converted. A field without a value gets its
-    default, and other keys are ignored. Raises KeyError if a field has neither.
+    default. Other keys are ignored. Raises KeyError if a field has neither a value nor a default.
     """
     for field in fields(kind):  # type: ignore[arg-type]
         is_needed = field.default is MISSING and field.default_factory is MISSING
@@ -381,7 +381,7 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
 def whole_or_nothing(file: int) -> Iterator[None]:
     """Undo the body's append to an open file if it fails, and raise its OSError.
 
-    Without this, the next line would continue half a line.
+    Otherwise the next line would be appended to half a line.
     """
     end = os.fstat(file).st_size
     try:
@@ -394,10 +394,10 @@ def whole_or_nothing(file: int) -> Iterator[None]:
 
 
 class LineFile:
-    """A log file that lines are appended to, each in the file when `append` returns.
+    """A log file that lines are appended to. A line is in the file when `append` returns.
 
-    A line that cannot be written is dropped, because training is worth more than its log. `warn` is
-    called for the first dropped line, and again only after another line could be written.
+    A line that cannot be written is dropped, so that a full disk does not stop the training. `warn`
+    is called for the first dropped line, and again only after another line could be written.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None], *, continued: bool = False) -> None:

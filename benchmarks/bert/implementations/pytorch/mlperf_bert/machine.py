@@ -8,7 +8,7 @@ def usable_cpus() -> frozenset[int]:
 
     Raises OSError if the system does not report them.
     """
-    if hasattr(os, "sched_getaffinity"):  # Linux; it respects cgroup cpusets and taskset
+    if hasattr(os, "sched_getaffinity"):  # only Linux has it, and it respects cpusets
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 

@@ -92,7 +92,10 @@ def or_list(words: Sequence[str]) -> str:
 
 
 def _close(asked: str, names: Sequence[str]) -> list[str]:
-    """Return names whose last part is spelled like `asked`, or else begins or ends with it."""
+    """Return names whose last part is spelled like `asked`.
+
+    If there are none, return names whose last part begins or ends with `asked`.
+    """
     parts = dict.fromkeys(_last(name) for name in names)
     found = difflib.get_close_matches(asked, parts, MOST)
     if not found and len(asked) > MOST:

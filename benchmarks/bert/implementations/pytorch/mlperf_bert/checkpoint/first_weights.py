@@ -24,10 +24,13 @@ from mlperf_bert.data.index import sets_sha256
 from mlperf_bert.data.sampler import num_quantiles
 from mlperf_bert.errors import CheckpointError, ConfigError
 
-RATE_TO_CONTINUE = 2e-4  # learning rate on a user's text, a tenth of pretrain_cpu's and not tuned
-# Later phases of ModernBERT have longer texts and other RoPE bases (arXiv 2412.13663, section 2.2).
+# Learning rate for further training on a user's text. It is a tenth of pretrain_cpu's rate, and it
+# has not been tuned.
+RATE_TO_CONTINUE = 2e-4
+# Settings that a phase may change, because later phases of ModernBERT have longer texts and other
+# RoPE bases (arXiv 2412.13663, section 2.2).
 _OF_A_PHASE = frozenset(("rope_base_global", "rope_base_local", "max_position_embeddings"))
-# Settings that must be equal for weights and config, except ModernBERT's settings of a phase.
+# Settings in which a config must match its weights, except those that a phase may change.
 MODEL_OF_WEIGHTS = (
     *("vocab_size", "hidden_size", "num_layers", "intermediate_size", "objective"),
     *("architecture", "num_heads", "layer_norm_epsilon", "max_position_embeddings"),

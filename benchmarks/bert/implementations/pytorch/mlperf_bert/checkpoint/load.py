@@ -1,4 +1,4 @@
-"""Loading of a checkpoint: only its weights, or the whole state that a run resumes from.
+"""Load a checkpoint, either only its weights or the whole state that a run resumes from.
 
 `writer.py` describes the format.
 """
@@ -121,8 +121,8 @@ def load_phase(
 
     The count t of updates is kept together with the moments because bias correction divides a
     moment by 1 - beta^t, where t is the number of updates that contributed to it. If t started from
-    zero again, the moments would be divided by 1 - beta, and AdamW's first update would have only
-    sqrt(1 - beta_2) / (1 - beta_1) of its size, which is 0.32 by default.
+    zero again, the moments would be divided by 1 - beta. AdamW's first update would then be
+    multiplied by sqrt(1 - beta_2) / (1 - beta_1), which is 0.32 by default.
 
     The checkpoint may be of any number of ranks. Collective: all ranks must call it. Raises
     CheckpointError like `load_checkpoint`.
@@ -141,7 +141,7 @@ def load_weights(
     prediction ignores the checkpoint's head for it.
 
     Raises CheckpointError if files are missing, damaged, or made for another model or vocabulary,
-    and ConfigError if settings differ that do not change a tensor's shape.
+    and ConfigError for a different setting that does not change the shape of a tensor.
     """
     directory = resolve(directory)
     manifest = read_manifest(directory)

@@ -2,7 +2,7 @@
 
 This module does not import torch. File names have a fixed form, so that none can lead to another
 directory, and a file is used only if its digest equals the manifest's. A checkpoint is renamed
-before it is removed, so that no other process ever finds half of one.
+before it is removed, so that no other process ever finds an incomplete one.
 """
 
 import re
@@ -49,7 +49,8 @@ INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
 REPLACED = "replaced"  # marks a checkpoint until its replacement of the same step is complete
 
-# Settings of before 2026-11-28 that named the weights and data of the start. They are ignored.
+# Settings that checkpoints from before 2026-11-28 have, for the weights and data of the start. They
+# are ignored.
 _OF_A_START = (("run", "init_checkpoint_sha256"), ("data", "dupe_factor"))
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # at most one vocabulary
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
@@ -108,13 +109,14 @@ class CheckpointState:
     seed: int
     mlm_accuracy: float | None  # 0 .. 1, of these weights, or None if it was not measured
     vocabulary_sha256: str
-    data_sha256: str = "unknown"  # of the manifests of both sets
-    blocks_sha256: str | None = None  # of the shards of large sets (data/set_checks.py)
+    data_sha256: str = "unknown"  # digest of the manifests of both sets
+    blocks_sha256: str | None = None  # digest of large sets' shards (data/set_checks.py)
     world_size: int = 1
     ended: Status | None = None  # the outcome if the run is over
     seconds: float = 0.0  # of training, over all attempts
     skipped_in_a_row: int = 0  # consecutive skipped steps, up to and including this one
-    # The choices for "auto" in the config on the machine of the run. None before 2026-11-28.
+    # What "auto" in the config meant on the run's machine. Checkpoints from before 2026-11-28 have
+    # None.
     attention: AttentionName | None = None
     kernels: KernelsName | None = None
 
@@ -165,7 +167,7 @@ def has_had_checkpoints(directory: Path) -> bool:
 def resolve(directory: Path) -> Path:
     """Return `directory` if it is a checkpoint, and otherwise the one that its LATEST names.
 
-    Raises CheckpointError if there is neither, and UnreadableError.
+    Raises CheckpointError if there is neither, and UnreadableError if a file cannot be read.
     """
     if is_file(directory / MANIFEST):
         return directory

@@ -56,10 +56,11 @@ _PLACEMENT = {"data.balance", "data.counts_per_rank"} | {
 class Start:
     """The point where a run starts.
 
-    `continues` is True if the run of the same directory is continued. `is_resumed` is True if the
-    clock of a run had started before. `seed` is None until it is known. `remarks` are lines for the
-    user. `ended` is the outcome of a finished run, which cannot be resumed. `new_run_by` has the
-    options that start a new run instead, if a script or another command started this one.
+    `continues` is True if the run continues the one in its directory. `is_resumed` is True if an
+    earlier attempt had already started the clock. `seed` is None until it is known. `remarks` are
+    lines for the user. `ended` is the outcome of a finished run, which cannot be resumed.
+    `new_run_by` has the options that start a new run instead, if a script or another command
+    started this one.
     """
 
     checkpoint: Path | None = None
@@ -106,9 +107,9 @@ def find_start(
 ) -> Start:
     """Find the start of a run for `--resume`: "none", "auto", or a directory with a checkpoint.
 
-    Every byte of a checkpoint is read. "auto" skips damaged checkpoints, and starts from scratch
-    only if there has never been a checkpoint. `new_run_by` has the options that start a new run, if
-    they are not those of `train`.
+    The function verifies every byte of a checkpoint. "auto" skips damaged checkpoints, and starts
+    from scratch only if there has never been a checkpoint. `new_run_by` has the options that start
+    a new run, if they are not those of `train`.
 
     Raises CheckpointError, ConfigError or DataError if the run cannot be resumed as requested, and
     UnreadableError if a file cannot be read.
@@ -151,7 +152,7 @@ def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | Non
             where, problem, _ = error.args
             remarks.append(f"skipped a damaged checkpoint: {where}: {problem}")
             continue
-        if ended is None and state.ended is not None:  # it was killed right after this checkpoint
+        if ended is None and state.ended is not None:  # killed right after it saved this
             ended = RunOutcome(
                 status=state.ended,
                 steps=state.step,
@@ -360,7 +361,7 @@ def changed_kernels(saved: CheckpointState | None, now: CheckpointState) -> Iter
     """Yield a remark for each kind of kernels that differs from the resumed checkpoint's.
 
     Args:
-        saved: the state of the checkpoint, or None if the run does not resume. Checkpoints of
+        saved: the state of the checkpoint, or None if the run does not resume. Checkpoints from
             before 2026-11-28 do not name their kernels, so there is no remark for them.
         now: the identity of the run that starts.
     """

@@ -1,4 +1,4 @@
-"""Saves checkpoints during training when they are due, and the last one with the outcome."""
+"""Save checkpoints during training when they are due, and the last one with the outcome."""
 
 import math
 import time

@@ -1,6 +1,6 @@
-"""The one sentence for a weights directory that does not exist, with a suggestion if possible.
+"""The error for a weights directory that does not exist, with a suggestion if possible.
 
-Every command that reads weights uses it, so that the same mistake gives the same sentence.
+All commands that read weights use it, so that the same mistake gives the same sentence everywhere.
 """
 
 import difflib
@@ -26,7 +26,7 @@ EITHER = (
 def check_directory(path: Path, remedy: str) -> None:
     """Raise CheckpointError unless `path` is a directory.
 
-    The error suggests a directory with a similar name if there is one, and gives `remedy` if not.
+    The error suggests a directory with a similar name if there is one, and otherwise `remedy`.
     Raises UnreadableError if the file system fails.
     """
     if os.path.isdir(path):

@@ -1,8 +1,8 @@
-"""Writes checkpoints while training continues, in a thread of each rank that has a share.
+"""Write checkpoints while training continues, in a thread of each rank that has a share.
 
 Each rank first copies its share of the state to host memory. The ranks then write their files into
-a directory whose name begins with a dot. Every rank other than 0 finally writes a note that lists
-its files. Rank 0 waits for all notes, writes the manifest and renames the directory. A checkpoint
+a directory whose name begins with a dot. Each rank other than 0 then writes a note that lists its
+files. Rank 0 waits for all notes, writes the manifest and renames the directory. A checkpoint
 is therefore either complete or absent, and no thread needs a collective. All ranks must share the
 file system of the directory.
 
@@ -108,7 +108,7 @@ class HostCopies:
 
     def _memory_like(self, tensor: Tensor) -> Tensor:
         if self._device.type == "cuda":
-            with suppress(RuntimeError):  # the machine cannot pin so much, so copies block
+            with suppress(RuntimeError):  # if it cannot pin so much memory, copies will block
                 return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
@@ -299,7 +299,7 @@ class CheckpointWriter:
     def lines(self, *, check: bool = False) -> list[str]:
         """Return the messages of rank 0's thread since the last call.
 
-        With `check`, a message is added when the run's directory is found to be renamed or removed.
+        With `check`, a message also reports if the run's directory was renamed or removed.
         """
         lines, self._lines = self._lines, []
         if check:
@@ -432,7 +432,7 @@ class CheckpointWriter:
             entries[STATE] = _write_bytes(partial / STATE, state.to_json())
             self._check_in_place()
             complete(partial, final, self._manifest(state, entries))
-        except Exception as error:  # nobody would see it otherwise
+        except Exception as error:  # an error of a thread would otherwise go unnoticed
             own = f"rank {self.info.rank} on {host_name()}: {_reason(error)}"
             self._error = self._error or own  # keeps the error of a rank that failed first
             if self.info.rank == 0:

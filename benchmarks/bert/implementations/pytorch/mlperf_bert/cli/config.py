@@ -48,8 +48,8 @@ _COMMANDS = (
     (
         "validate",
         "check that a run can start with a config",
-        "Check that a run can start with this config, these data and these first weights. Print "
-        "nothing if it can. Otherwise exit with status 2 and an error.",
+        "Check that a run can start with this config, this data and these initial weights. Print "
+        "nothing if it can. Otherwise print an error and exit with status 2.",
         "validate cpu_tiny --data my_data",
     ),
 )

@@ -139,5 +139,7 @@ def _in_words(result: dict[str, Any]) -> str:
     ]
     origin = result["origin"] or {}
     if "drawn" in origin:
-        lines.append(f"note: its {one_line(origin['drawn'])} was drawn at random, not trained")
+        lines.append(
+            f"note: the checkpoint's {one_line(origin['drawn'])} was drawn at random, not trained"
+        )
     return "\n".join(lines)

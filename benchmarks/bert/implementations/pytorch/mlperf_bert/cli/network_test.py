@@ -1,4 +1,4 @@
-"""The sub-command `network-test`: check and time one all-reduce over the ranks."""
+"""The sub-command `network-test`: check and time an all-reduce over the ranks."""
 
 import argparse
 from datetime import timedelta
@@ -17,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `network-test`."""
     describe(
         parser,
-        "Run one all-reduce over all ranks, check that its sums are right, and print how fast it "
-        "was. It writes no files. Without a launcher it starts the ranks of one node itself.",
+        "Run an all-reduce over all ranks a few times, check that its sums are right, and print "
+        "how fast it was. It writes no files. Without a launcher it starts the ranks of one node "
+        "itself.",
         "mlperf_bert network-test --config cpu_tiny",
     )
     add_config(parser)

@@ -1,4 +1,4 @@
-"""The sub-command `train`: its options, and whether to start ranks, or be a rank or a reader."""
+"""The sub-command `train`: start the ranks of a run, or run as one of its ranks or readers."""
 
 import argparse
 import secrets
@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         metavar="auto|none|DIR",
         default="none",
-        help="auto: resume the run in --run-dir, or start it if there is none. DIR: resume from "
-        "this checkpoint",
+        help="none starts a new run, auto resumes the run in --run-dir or starts it if there is "
+        "none, and DIR resumes from the checkpoint in this directory",
     )
     launched = parser.add_argument_group("for scripts that launch ranks")
     launched.add_argument(
@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write status 3 or 75 to this file and exit with 0, because launchers kill the other "
         "ranks when one exits with another status",
     )
-    # run_and_time.sh and `pretrain` pass how their run is continued, and how a new one is started.
-    # run_and_time.sh prints the hint itself if a run stops before the first step, because it can do
-    # so even before Python handles signals.
+    # With the first two, run_and_time.sh and `pretrain` say what to type to continue their run, or
+    # to start a new one. run_and_time.sh prints the hint itself if a run stops before the first
+    # step, because it can do so even before Python handles signals.
     launched.add_argument("--go-on-by", metavar="COMMAND", help=argparse.SUPPRESS)
     launched.add_argument("--new-run-by", metavar="OPTIONS", help=argparse.SUPPRESS)
     launched.add_argument("--no-start-hint", action="store_true", help=argparse.SUPPRESS)
@@ -114,13 +114,13 @@ def _run(args: argparse.Namespace) -> int:
     info = read_rank_info()
     parallel, is_single = config.parallel, info.launcher == "single"
     if is_single and config.data.loader == "dali":
-        require_packages("data.loader", "dali", "nvidia.dali")  # before ranks, which must not ask
+        require_packages("data.loader", "dali", "nvidia.dali")  # now, because ranks must not ask
     if info.rank == 0 and info.launcher != "local":
         for directory, name in shadowed_packages():
             problem = f"{directory} has another {name}, which Python imports instead"
             say(f"warning: PYTHONPATH: {problem}; unset it")
     if is_single and args.resume == "none":
-        check_first_weights(config, args.data)  # now, because loading torch takes long
+        check_first_weights(config, args.data)  # now, because loading torch takes a while
     if is_single and parallel.nodes == 1 < parallel.ranks_per_node:
         if args.resume == "auto":
             _check_run_dir(args)
@@ -186,7 +186,7 @@ def _train_in(
     from mlperf_bert.run.console import ProgressLines
 
     whereabouts = Whereabouts()
-    # Progress starts before torch is loaded, because that takes long from a cold disk.
+    # Progress lines start before torch is loaded, because loading it from a cold disk takes long.
     shown = ProgressLines(stderr=False, speaks=own_info.rank == 0)
     shown.never_silent(lambda: whereabouts.in_words)
     watch = SignalWatch(
@@ -303,11 +303,11 @@ def _agree_on_start(
         if ended is not None:
             if not is_there(directory.outcome):  # it was killed right after its last checkpoint
                 write_file(directory.outcome, ended.to_json())
-            line = f"run {directory.index} of {directory.root} ended before, "
+            line = f"run {directory.index} of {directory.root} has already ended, "
             line += f"after {ended.steps:,} steps"
             if found[0].step < ended.steps:
-                line += ". Its final weights were not saved. To get them, resume from a checkpoint "
-                line += "in a new run: --resume CHECKPOINT"
+                line += ". Its final weights were not saved. To get them, start a new run with "
+                line += "--resume CHECKPOINT"
             print(line, flush=True)
 
     on_rank_zero(info, find)

@@ -1,4 +1,4 @@
-"""Bounds and meanings of settings, which the annotations of a dataclass's fields hold."""
+"""Bounds and meanings of settings, which the annotations of a dataclass's fields contain."""
 
 import typing
 from collections.abc import Callable

@@ -3,8 +3,8 @@
 The command-line options that name a config, `--config`, `--set` and `--init-checkpoint`, are here
 too.
 
-Reading is strict. An unknown section or setting, a missing one, or a wrong type is a ConfigError
-that names the setting. The size in a file's name,
+Reading is strict. An unknown section or setting, a missing one, or a wrong type raises a
+ConfigError that names the setting. The size in a file's name,
 `[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml`, must match its [parallel] section.
 """
 
@@ -67,7 +67,7 @@ def add_config(options: Options, text: str = FILE_OR_NAME, *, required: bool = T
 
 def add_set(options: Options) -> None:
     """Add `--set SECTION.KEY=VALUE`. `args.set` is the list that `load_config` expects."""
-    text = "override a setting of the config, can be repeated (see `config list`)"
+    text = "override a setting that `config list` shows (can be repeated)"
     options.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help=text
     )

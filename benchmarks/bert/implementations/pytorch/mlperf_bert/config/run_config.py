@@ -80,7 +80,7 @@ class RunConfig:
 
     @property
     def eval_interval_samples(self) -> int:
-        """Samples between two evaluations, set or by MLPerf's formula (rules, section 7)."""
+        """Samples between two evaluations, as set or from MLPerf's formula (rules, section 7)."""
         if self.eval.interval_samples != "mlperf":
             return self.eval.interval_samples
         samples = 0.05 * (230.23 * self.parallel.global_batch_size + 3_000_000)
@@ -154,13 +154,15 @@ def _check_unequal_counts(config: RunConfig) -> None:
         raise ConfigError(where, problem, "set data.balance to 'presort_global', or use 'equal'")
     if normalization != "global":
         problem = f"'unequal' does not work with optim.loss_normalization {normalization!r}"
-        raise ConfigError(where, problem, "set that to 'global', or use 'equal'")
+        raise ConfigError(
+            where, problem, "set optim.loss_normalization to 'global', or use 'equal'"
+        )
     if policy not in CLIPPED_TOGETHER:
         problem = f"'unequal' does not work with clip.policy {policy!r}"
-        raise ConfigError(where, problem, "set that to 'after_allreduce', or use 'equal'")
+        raise ConfigError(where, problem, "set clip.policy to 'after_allreduce', or use 'equal'")
     if not 2 <= local <= MOST_OF_UNEQUAL_COUNTS:
         problem = f"'unequal' does not work with a parallel.local_batch_size of {local}"
-        remedy = f"set that from 2 to {MOST_OF_UNEQUAL_COUNTS}, or use 'equal'"
+        remedy = f"set that to a number from 2 to {MOST_OF_UNEQUAL_COUNTS}, or use 'equal'"
         raise ConfigError(where, problem, remedy)
 
 
@@ -195,8 +197,8 @@ def _check_first_buckets(config: RunConfig) -> None:
     """Raise ConfigError if the first step would clip in other buckets than the later steps.
 
     DistributedDataParallel rebuilds its buckets after its first step, which should be a warm-up
-    step. Otherwise a resumed run would take such a first step again, and would differ from a run
-    without a break.
+    step. Otherwise a resumed run would clip once more in the buckets of a first step, and would
+    differ from an uninterrupted run.
     """
     parallel = config.parallel
     by_bucket = config.clip.policy == "bucket_before_allreduce"
@@ -204,7 +206,11 @@ def _check_first_buckets(config: RunConfig) -> None:
     if by_bucket and by_torch and config.run.warm_up_steps == 0:
         problem = "0 does not work with clip.policy 'bucket_before_allreduce' and "
         problem += "parallel.data_parallel 'ddp', whose first step has other buckets"
-        raise ConfigError("run.warm_up_steps", problem, "set it to 1 or more, or use 'flat'")
+        raise ConfigError(
+            "run.warm_up_steps",
+            problem,
+            "set it to 1 or more, or set parallel.data_parallel to 'flat'",
+        )
 
 
 def _check_captured(config: RunConfig) -> None:
@@ -259,14 +265,17 @@ def _check_closed_rules(config: RunConfig) -> None:
             raise ConfigError(where, problem, f"set it to {required!r}, or {_GO_OPEN}")
     sampler, policy, target = config.data.sampler, config.clip.policy, config.eval.target
     if config.schedule.form == "wsd":
-        problem = "'wsd' is not allowed in the closed division, whose rate decays linearly"
+        problem = "'wsd' is not allowed in the closed division, whose learning rate decays linearly"
         raise ConfigError("schedule.form", problem, f"use 'continuous', or {_GO_OPEN}")
     if sampler in PUBLISHED_STRATA:
         problem = f"{sampler!r} draws lengths unevenly, which the closed division does not allow"
         raise ConfigError("data.sampler", problem, f"use 'uniform', or {_GO_OPEN}")
     allowed = ("after_allreduce", "whole_before_allreduce")
     if policy not in allowed:
-        problem = f"{policy!r} is not allowed in the closed division, which limits the whole norm"
+        problem = (
+            f"{policy!r} is not allowed in the closed division, which limits the norm of the whole "
+            "gradient"
+        )
         remedy = f"use {' or '.join(map(repr, allowed))}, or {_GO_OPEN}"
         raise ConfigError("clip.policy", problem, remedy)
     if target is None or target < CLOSED_TARGET_ACCURACY:

@@ -1,10 +1,10 @@
 """The sections of a run's config, as frozen dataclasses. Derived values are properties.
 
-Every field is one setting of a TOML file, `section.field`. Its annotation holds the type, the range
-of a number and one sentence on what it means, which `config list` and
-docs/reference/settings.md print: `Annotated[int, Bounds(1, 10), "What it sets."]`. Ranges are wide.
-They state what this software can handle, not what is sensible. Each section checks its values when
-it is built. `run_config` combines the sections.
+Every field is one setting of a TOML file, `section.field`. Its annotation has the type, the range
+of a number and the meaning, as in `Annotated[int, Bounds(1, 10), "What it sets."]`. `config list`
+and docs/reference/settings.md print them. Ranges are wide, because they state what this software
+can handle, not what is sensible. Each section checks its values when it is built. `run_config`
+combines the sections.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ TOKEN_TYPES = 2  # a pair has two segments, and each has its own embedding
 
 
 STORED_MASKING_RATE = 0.15  # of every prepared set, as in BERT
-# 0.15 to 0.3 are usual. Above 0.4 the shortest sequences have too few tokens to mask.
+# Rates from 0.15 to 0.3 are usual. Above 0.4, the shortest sequences have too few tokens to mask.
 MASKING_RATES = Bounds(0.05, 0.4)
 
 MOST_BATCH = 2**20  # sequences per update, because samplers keep several numbers for each
@@ -61,7 +61,7 @@ _FROM_ZERO, _ABOVE_ZERO = Bounds(0.0, UNLIMITED), Bounds(SMALLEST, UNLIMITED)
 
 
 class _Section:
-    """A section that checks the bounds of its numbers. Raises ConfigError with `section.field`."""
+    """A section that checks the bounds of its numbers. Its ConfigError names `section.field`."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ class RunSection(_Section):
     ] = "random"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        "Device of every rank. 'auto' is a GPU if the machine has one, and otherwise the CPU.",
+        "Device of every rank. 'auto' uses a GPU if the machine has one, and otherwise the CPU.",
     ] = "auto"
     log_interval_steps: Annotated[
         int, _STEPS, "Number of steps between two progress lines and records of metrics."
@@ -118,7 +118,8 @@ class RunSection(_Section):
     ] = ""
     init_state: Annotated[
         Literal["weights", "training"],
-        "Whether only the weights of run.init_checkpoint are loaded, or the optimizer's state too.",
+        "'weights' loads only the weights of run.init_checkpoint. 'training' also loads the "
+        "optimizer's state.",
     ] = "weights"
 
 
@@ -161,8 +162,8 @@ class ModelSection(_Section):
     ] = 0.02
     attention: Annotated[
         AttentionName,
-        "Implementation of attention. 'auto' is 'triton' or 'flash' on a GPU and 'grouped' on a "
-        "CPU. 'reference' is slow and easy to read.",
+        "Implementation of attention. 'auto' chooses 'triton' or 'flash' on a GPU, and 'grouped' "
+        "on a CPU. 'reference' is slow and easy to read.",
     ] = "auto"
     precision: Annotated[
         Precision,
@@ -176,26 +177,29 @@ class ModelSection(_Section):
     ] = "auto"
     objective: Annotated[
         Objective,
-        "Training tasks. 'mlm_nsp' is masked words and next-sentence prediction, as in BERT. "
-        "'mlm' is masked words only, without a pooler.",
+        "Training tasks. 'mlm_nsp' predicts masked words and the next sentence, as in BERT. 'mlm' "
+        "predicts only masked words, and the model then has no pooler.",
     ] = "mlm_nsp"
     global_attention_every: Annotated[
         int,
         Bounds(1, 1000),
-        "ModernBERT only: one layer in this many attends to the whole sequence.",
+        "In ModernBERT, one layer in this many attends to the whole sequence.",
     ] = 3
     attention_window: Annotated[
-        int, Bounds(2, 2**20), "ModernBERT only: window of the other layers, in tokens."
+        int,
+        Bounds(2, 2**20),
+        "Attention window, in tokens, of ModernBERT's layers that do not attend to the whole "
+        "sequence.",
     ] = 128
     rope_base_global: Annotated[
         float,
         Bounds(1.0, 1e12),
-        "ModernBERT only: base of the rotary positions in layers that attend to whole sequences.",
+        "Base of the rotary positions in ModernBERT's layers that attend to whole sequences.",
     ] = 160_000.0
     rope_base_local: Annotated[
         float,
         Bounds(1.0, 1e12),
-        "ModernBERT only: base of the rotary positions in layers that attend to a window.",
+        "Base of the rotary positions in ModernBERT's layers that attend to a window.",
     ] = 10_000.0
 
     def __post_init__(self) -> None:
@@ -285,7 +289,8 @@ class DataSection(_Section):
     sampler: Annotated[
         SamplerName,
         "How batches are drawn. 'uniform' shuffles all examples. 'quantile' gives every batch the "
-        "same mix of lengths. The others are those of the published 1,024-GPU runs.",
+        "same mix of lengths. The stratified samplers are those of the published 1,024-GPU runs "
+        "(arXiv 2402.02447).",
     ] = "uniform"
     skip_samples: Annotated[
         int,
@@ -294,18 +299,18 @@ class DataSection(_Section):
     ] = 0
     balance: Annotated[
         BalancePolicy,
-        "How a batch is shared among ranks so that each has about as many tokens. "
+        "How a batch is divided among ranks, so that each gets about the same number of tokens. "
         "'presort_global' balances best and needs no communication.",
     ] = "none"
     counts_per_rank: Annotated[
         CountsPerRank,
-        "Whether all micro-batches have equally many sequences. 'unequal' balances very small "
+        "Whether all micro-batches have the same number of sequences. 'unequal' balances small "
         "micro-batches better.",
     ] = "equal"
     loader: Annotated[
         Literal["thread", "dali", "mpi_readers"],
-        "What reads the examples: a thread of each rank, NVIDIA DALI, or a second process per rank "
-        "under MPI.",
+        "What reads the examples. 'thread' is a thread of each rank, 'dali' is NVIDIA DALI, and "
+        "'mpi_readers' is a second process per rank, which needs MPI.",
     ] = "thread"
 
     def __post_init__(self) -> None:
@@ -358,12 +363,13 @@ class ParallelSection(_Section):
     ] = "refuse"
     data_parallel: Annotated[
         DataParallel,
-        "What averages gradients: PyTorch's DistributedDataParallel ('ddp') or this project's "
-        "reducer. 'zero1_node' and 'zero1' also shard the optimizer's state over the ranks of a "
-        "node or of the job.",
+        "What averages gradients. 'ddp' is PyTorch's DistributedDataParallel, and 'flat' is this "
+        "project's reducer. 'zero1_node' and 'zero1' use the reducer too, and shard the "
+        "optimizer's state over the ranks of a node or of the job.",
     ] = "ddp"
     allreduce_dtype: Annotated[
-        AllreduceDtype, "Data type in which gradients are sent between ranks."
+        AllreduceDtype,
+        "Data type in which ranks send gradients. 'as_gradients' keeps their own data type.",
     ] = "as_gradients"
 
     @property
@@ -388,10 +394,11 @@ class OptimSection(_Section):
 
     name: Annotated[
         Literal["adamw", "lamb", "muon"],
-        "Update rule. 'muon' is used for the weight matrices, and AdamW for all other weights.",
+        "Update rule. 'muon' uses Muon for the weight matrices, and AdamW for all other weights.",
     ]
     implementation: Annotated[
-        OptimImplementation, "Whether this project's kernels or NVIDIA apex's compute the updates."
+        OptimImplementation,
+        "What computes the updates. 'ours' is this project's kernels, and 'apex' is NVIDIA apex's.",
     ] = "ours"
     learning_rate: Annotated[
         float, _FROM_ZERO, "Highest learning rate, which is reached at the end of the warm-up."
@@ -427,8 +434,9 @@ class ScheduleSection(_Section):
     ]
     form: Annotated[
         Literal["continuous", "published", "wsd"],
-        "'continuous' decays linearly after the warm-up. 'published' is the same with the jump of "
-        "the published 1,024-GPU runs. 'wsd' keeps the rate and cools down at the end.",
+        "'continuous' decays linearly after the warm-up. 'published' does the same, but jumps at "
+        "the end of the warm-up as in the published 1,024-GPU runs. 'wsd' keeps the rate "
+        "constant, and lowers it at the end.",
     ] = "continuous"
     warmup_steps: Annotated[
         int, _STEPS_OR_NONE, "Number of steps in which the learning rate rises linearly."
@@ -436,13 +444,16 @@ class ScheduleSection(_Section):
     start_warmup_step: Annotated[
         int,
         Bounds(-_MOST_STEPS, _MOST_STEPS),
-        "Step at which the warm-up starts. A negative one starts part of the way up.",
+        "Step at which the warm-up starts. If it is negative, the run starts partway through the "
+        "warm-up.",
     ] = 0
     end_learning_rate: Annotated[float, _FROM_ZERO, "Learning rate after schedule.decay_steps."] = (
         0.0
     )
     cooldown_steps: Annotated[
-        int, _STEPS_OR_NONE, "With form 'wsd': number of steps at the end in which the rate falls."
+        int,
+        _STEPS_OR_NONE,
+        "Number of steps at the end in which the learning rate falls, with schedule.form 'wsd'.",
     ] = 0
 
     def __post_init__(self) -> None:
@@ -467,16 +478,18 @@ class ClipSection(_Section):
 
     policy: Annotated[
         ClipPolicy,
-        "Which gradient norm is limited: that of the averaged gradient, or of each rank's whole "
-        "gradient or buckets before they are averaged.",
+        "Which gradient norm is limited. 'after_allreduce' limits that of the averaged gradient. "
+        "'whole_before_allreduce' and 'bucket_before_allreduce' limit that of each rank's whole "
+        "gradient, or of each of its buckets, before the ranks average them.",
     ] = "after_allreduce"
     max_norm: Annotated[
         float, _ABOVE_ZERO, "Largest L2 norm of the gradient. A longer gradient is scaled down."
     ] = 1.0
     bucket_limit: Annotated[
         Literal["by_size", "equal_share"],
-        "With policy 'bucket_before_allreduce': a bucket's limit follows its size, or is "
-        "max_norm / sqrt(22) as in the published runs.",
+        "Limit of a bucket with clip.policy 'bucket_before_allreduce'. 'by_size' gives larger "
+        "buckets a higher limit. 'equal_share' is max_norm / sqrt(22), as in the published "
+        "1,024-GPU runs.",
     ] = "by_size"
 
     def __post_init__(self) -> None:

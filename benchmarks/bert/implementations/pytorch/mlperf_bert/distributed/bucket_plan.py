@@ -1,4 +1,6 @@
-"""Plan of gradient buckets, and the position of each tensor in the flat buffers. Needs no torch.
+"""Plan the gradient buckets, and the position of each tensor in the flat buffers.
+
+This module does not import torch.
 
 DistributedDataParallel (DDP, arXiv 2006.15704) runs its first step with one bucket and then
 rebuilds its buckets. It adds parameters to a bucket, in the order in which their gradients became
@@ -8,8 +10,9 @@ last gradient is ready.
 A flat buffer is a sequence of buckets, and a bucket is a sequence of tensors, each padded to a
 multiple of BLOCK. The bucket is padded too, so that it splits into `num_shards` equal pieces whose
 sizes are multiples of BLOCK. Shard r owns the r-th piece of every bucket, which is the piece that a
-reduce-scatter of the bucket gives it. The buffers of a shard have these pieces one after the other,
-so the piece of a bucket that begins at `start` begins there at start / num_shards.
+reduce-scatter of the bucket sends to it. A shard's own buffers contain its pieces of all buckets,
+in the same order. If a bucket begins at `start` of the whole buffer, the shard's piece of it
+therefore begins at start / num_shards of the shard's buffers.
 """
 
 import math
@@ -28,7 +31,7 @@ BLOCK = 1024  # tensors in flat buffers are padded to a multiple of this number 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyGradient:
-    """A parameter, and the fraction of backward, 0 .. 1, after which its gradient is complete."""
+    """A parameter, and the fraction of the backward pass, 0 .. 1, that completes its gradient."""
 
     name: str
     numel: int
@@ -38,7 +41,7 @@ class ReadyGradient:
 def plan_buckets(
     gradients: Iterable[ReadyGradient], element_bytes: int, cap_mb: float
 ) -> list[list[ReadyGradient]]:
-    """Plan the buckets that DDP has after its rebuild, in the order in which they are sent.
+    """Plan the buckets that DDP uses after its rebuild, in the order in which it sends them.
 
     Args:
         gradients: the gradients of all parameters, of one dtype, in the order in which they become

@@ -26,8 +26,8 @@ docs/concepts/clipping.md explains:
     state = ClipState(ClipSection(policy="bucket_before_allreduce"), model.parameters(), world_size)
     ddp.register_comm_hook(state, clip_hook)
 
-Call `state.finish()` after each backward that reduced the gradients. The host never waits for the
-device. A rank whose gradient norm is not finite sends NaN instead of the bucket. Every rank
+Call `state.finish()` after each backward pass that reduced the gradients. The host never waits for
+the device. A rank whose gradient norm is not finite sends NaN instead of the bucket. Every rank
 receives the NaN, so all ranks skip the same step without another collective. A bucket that is below
 its limit and is sent in its own dtype is only multiplied by 1 / N. DistributedDataParallel does the
 same by itself, so the results are equal bit-for-bit.
@@ -51,7 +51,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mlperf_bert.config.sections import CLIPPED_TOGETHER, AllreduceDtype, ClipSection
 from mlperf_bert.distributed.bucket_plan import DEFAULT_CAP_MB, plan_in_reverse
 
-PUBLISHED_BUCKETS = 22  # in the published runs that clipped with an equal share of the limit
+PUBLISHED_BUCKETS = 22  # number of buckets in the published runs that used `equal_share`
 _ROW = 1024  # elements whose norm a CPU computes at a time
 
 
@@ -90,8 +90,9 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _norm_on_cpu(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    # A single pass in fp32 is inaccurate on a CPU, with an error of 2e-4 of the norm for 8 million
-    # elements and 5e-3 for 67 million. The norm of the rows' norms is within 2e-7 and as fast.
+    # A single pass in fp32 is inaccurate on a CPU. Its relative error is 2e-4 for 8 million
+    # elements and 5e-3 for 67 million. Combining the norms of rows is as fast, and its error is
+    # below 2e-7.
     flat = gradient.reshape(-1)
     whole = flat.numel() // _ROW * _ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
@@ -118,8 +119,8 @@ def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
     """Write `gradient` * `factor` to `out`, which may be `gradient` or have another dtype.
 
     `factor` is 0-d, float32 or float64. 16-bit gradients are multiplied in float32 and rounded
-    once. torch by itself would first round a 0-d factor to their dtype, in which 1 / 1,024 of a
-    small limit may be subnormal.
+    once. torch by itself would first round a 0-d factor to their dtype. There, a small factor, such
+    as a small limit divided by 1,024 ranks, may be subnormal and lose precision.
     """
     if gradient.dtype == factor.dtype == out.dtype:
         torch.mul(gradient, factor, out=out)
@@ -158,7 +159,8 @@ class ClipState:
         clip: the policy and its constants. If the policy does not clip before the all-reduce,
             gradients are only divided by the number of ranks and converted to `wire`.
         parameters: all trained parameters of the model.
-        world_size: the number of ranks of the group. Each rank divides what it sends by it.
+        world_size: the number of ranks of the group. Each rank divides its gradients by this number
+            before it sends them.
         group: the model's process group, or None for the group of all ranks.
         wire: the dtype in which gradients are sent, or None for their own.
     """
@@ -187,12 +189,12 @@ class ClipState:
         self._reduced: list[Tensor] = []
 
     def on_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Process one bucket of a backward, and return a future of its mean over the ranks.
+        """Process one bucket of a backward pass, and return a future of its mean over the ranks.
 
         `whole_before_allreduce` keeps all buckets until the last one, because only then is the norm
-        known. At that point no backward is left to overlap with, so the last call waits for the
-        all-reduces. (On a GPU, only its stream waits.) Therefore no future stays open, which an
-        error could leave open forever.
+        known. At that point there is no computation left to overlap with, so the last call waits
+        for the all-reduces. (On a GPU, only its stream waits.) The calls before it return completed
+        futures, because an error could leave an open future unfinished forever.
         """
         buffer = bucket.buffer()
         ready = self.take(
@@ -208,7 +210,7 @@ class ClipState:
     def take(
         self, bucket: BucketGradients, *, ends_backward: bool
     ) -> list[tuple[BucketGradients, Tensor]]:
-        """Clip a bucket of a backward and divide it by the number of ranks.
+        """Clip a bucket of a backward pass and divide it by the number of ranks.
 
         Returns pairs of a bucket and the tensor to send, in the order in which the buckets arrived.
         `whole_before_allreduce` returns no pairs until the last bucket, and then all of them. The
@@ -225,15 +227,15 @@ class ClipState:
         return list(zip(held, sent, strict=True))
 
     def finish(self) -> ClipOutcome:
-        """Return the outcome since the last call. Call it when everything sent has arrived.
+        """Return the outcome since the last call. Call it after all sent buckets have arrived.
 
         Call it only for policies that clip before the all-reduce. `grad_norm` is this rank's own
         norm before clipping, over all its buckets. `clipped_fraction` counts buckets, or whole
         gradients for `whole_before_allreduce`.
 
-        The first element of a reduced bucket shows whether a rank sent NaN. Such a bucket is NaN
-        throughout, and otherwise a sum of contributions that are each within limit / N cannot
-        overflow.
+        A rank that sends NaN makes the whole reduced bucket NaN, so checking its first element is
+        enough. A bucket without NaN cannot have overflowed, because it is a sum of N contributions
+        that are each within limit / N.
         """
         has_nan = ~torch.isfinite(torch.stack([each.float() for each in self._reduced])).all()
         outcome = ClipOutcome(
@@ -259,7 +261,7 @@ class ClipState:
     def _multiply(self, bucket: BucketGradients, factor: Tensor) -> Tensor:
         """Multiply the contents of a bucket by `factor`, and return the tensor to send.
 
-        On a single rank, which sends nothing, the contents may be several tensors.
+        The contents may be several tensors only on a single rank, which sends nothing.
         """
         sent = bucket.contents[0]
         if self._wire is not None:
@@ -297,13 +299,16 @@ def _completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class Clipping(Protocol):
-    """Clipping of an update whose micro-batches run in its contexts."""
+    """The clipping of an update. Each of its micro-batches runs inside a `forward` context."""
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Return a context for the forward and backward pass of one micro-batch."""
 
     def finish(self) -> ClipOutcome:
-        """Finish after the last micro-batch. The gradients are then final, except for a factor."""
+        """Finish the update after its last micro-batch, and return the outcome.
+
+        The gradients are then final, except for the outcome's factor.
+        """
 
 
 def make_clipping(
@@ -313,11 +318,11 @@ def make_clipping(
     *,
     bucket_cap_mb: float = DEFAULT_CAP_MB,
 ) -> Clipping:
-    """Make the clipping of a config for `model`, bare or wrapped in DistributedDataParallel.
+    """Create the clipping of a config for `model`, which DistributedDataParallel may wrap.
 
     A wrapped model keeps its own buckets. It gets a hook if the policy clips before the all-reduce,
-    or if gradients are converted to `wire`. `bucket_cap_mb`, in MiB, limits the buckets of a bare
-    model.
+    or if gradients are converted to `wire`. For a model that is not wrapped, `bucket_cap_mb` limits
+    the size of the buckets in MiB.
     """
     ddp = model if isinstance(model, DistributedDataParallel) else None
     if not clips_before(clip):
@@ -346,7 +351,10 @@ class ClipAfter:
         self._model = model
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context that accumulates gradients and averages them in the last backward."""
+        """Return a context that accumulates gradients.
+
+        The last backward pass averages them over the ranks.
+        """
         return _sync_if_last(self._model, is_last)
 
     def finish(self) -> ClipOutcome:
@@ -376,7 +384,10 @@ class ClipBefore:
         self._state = state
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context that accumulates gradients and calls the hook in the last backward."""
+        """Return a context that accumulates gradients.
+
+        The last backward pass calls the hook.
+        """
         return _sync_if_last(self._ddp, is_last)
 
     def finish(self) -> ClipOutcome:
@@ -385,7 +396,7 @@ class ClipBefore:
 
 
 class ClipOnOneRank:
-    """The same policies on a single rank, without an all-reduce.
+    """The policies that clip before the all-reduce, on a single rank, which needs no all-reduce.
 
     Here `whole_before_allreduce` equals `after_allreduce`. The buckets are planned as in
     DistributedDataParallel, assuming that gradients become ready in the reverse order of the
@@ -402,7 +413,7 @@ class ClipOnOneRank:
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
-        """Return a context that clips after the last backward, as the hook would."""
+        """Return a context that clips after the last backward pass, as the hook would."""
         yield
         if is_last:
             for number, bucket in enumerate(self._buckets, 1):

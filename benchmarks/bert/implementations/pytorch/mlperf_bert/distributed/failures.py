@@ -23,8 +23,9 @@ from mlperf_bert.errors import (
     say_error,
 )
 
-# A rank that hangs in a read must report it before the ranks that wait for it give up, because they
-# have it killed. Ranks that wait in a collective therefore get this much more time.
+# A rank that hangs in a read must report it before the ranks that wait for it give up, because the
+# launcher kills it when they exit. Ranks that wait in a collective therefore get this much more
+# time.
 GRACE = timedelta(seconds=2)
 POLL_S = 0.5
 # Modules whose functions read samples.
@@ -55,7 +56,7 @@ def naming_failures(
     Args:
         info: this rank.
         whereabouts: what this rank is doing, or None if that is not recorded.
-        patience: how long the other ranks have to answer.
+        patience: how long this rank waits for an answer from the others.
     """
     try:
         yield
@@ -82,12 +83,12 @@ def saying_failures(
     whereabouts: Whereabouts,
     patience: timedelta,
 ) -> Iterator[None]:
-    """Like `naming_failures`, and print the error in one line before any outer context exits.
+    """Name failures as `naming_failures` does, and print the error in one line at once.
 
-    Exiting the outer contexts may take seconds, in which a launcher may end the process. The
-    traceback of a bug follows at the end of the process. Errors of files and of memory are only
-    printed there, in their own words (__main__.py). Rank 0 prints an error that all ranks raise
-    together.
+    The line must not wait until the outer contexts have exited, because that may take seconds, and
+    a launcher may kill the process meanwhile. The traceback of a bug is printed when the process
+    exits. Errors of files and of memory are printed only then, because __main__.py adds a remedy to
+    them. If all ranks raise the same error together, only rank 0 prints it.
     """
     try:
         with naming_failures(info, whereabouts, patience):
@@ -111,9 +112,9 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     Returns None for any other error.
 
     Args:
-        error: raised by a collective, or by a backward that contains one.
+        error: raised by a collective, or by a backward pass that contains one.
         here: this rank, and what it was doing.
-        timeout: how long the other ranks had to answer.
+        timeout: how long this rank waited for an answer from the others.
     """
     text = str(error).lower()
     is_of_torch = isinstance(error, dist.DistError) and not any(w in text for w in _OF_THIS_HOST)

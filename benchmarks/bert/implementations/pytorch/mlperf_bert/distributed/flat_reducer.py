@@ -1,8 +1,8 @@
-"""Flat buffers of weights and gradients, which are sent bucket by bucket while backward runs.
+"""Flat buffers of weights and gradients, which are sent bucket by bucket during the backward pass.
 
-This module replaces DistributedDataParallel, and can do two things more. A bucket may be
-reduce-scattered, so that each rank receives only its own shard. And the reduced gradients need no
-copy, because they are in the flat buffer that the optimizer reads. The buckets are filled in the
+This module replaces DistributedDataParallel, and adds two features. It can reduce-scatter a bucket,
+so that each rank receives only its own shard. It also does not need to copy the reduced gradients,
+because they arrive in the flat buffer that the optimizer reads. The buckets are filled in the
 reverse order of the parameters, clipped by the config's policy, and never rebuilt.
 
 With `flat`, each of the N ranks owns the whole optimizer state. With `zero1_node`, each rank of a
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class FlatBuffers:
     """Weights and gradients of a model, both [layout.numel] and of the dtype of `weights`.
 
-    The parameters are views of `weights`. A backward leaves its gradients in the tensors that
+    The parameters are views of `weights`. A backward pass leaves its gradients in the tensors that
     autograd allocated, and `take` or `collect` then moves them into `gradients`. With one backward
-    per update, this moves fewer bytes than zeroing the buffer and adding to it.
+    pass per update, this moves fewer bytes than zeroing the buffer and adding to it.
     """
 
     def __init__(self, model: nn.Module, layout: FlatLayout, weights: Tensor) -> None:
@@ -64,8 +64,9 @@ class FlatBuffers:
         self._awaited = set(range(len(self.parameters)))
 
     def take(self, number: int) -> None:
-        """Move the gradient of one parameter into `gradients`, adding it to an earlier one.
+        """Move the gradient of one parameter into `gradients`.
 
+        It is added to the gradient that an earlier micro-batch left there, if there is one.
         `number` is the parameter's index in `layout.tensors`.
         """
         parameter, own = self.parameters[number], self.gradient_views[number]
@@ -79,7 +80,7 @@ class FlatBuffers:
         parameter.grad = None
 
     def collect(self) -> None:
-        """Copy the gradients that were not taken, and fill in zeros for missing gradients."""
+        """Copy the gradients that `take` has not moved, and fill in zeros for missing gradients."""
         found = [number for number in self._awaited if self.parameters[number].grad is not None]
         for number in self._awaited.difference(found):
             self.gradient_views[number].zero_()
@@ -156,7 +157,7 @@ class ShardGroup:
         whole.record_stream(self._stream)
 
     def wait_for_reduced(self) -> None:
-        """Wait for every piece. On a GPU, only work that is queued later waits."""
+        """Wait for every piece. On a GPU, the current stream waits instead of the host."""
         _wait_for(self._reducing)
         self._reducing += [_all_reduce(piece, self._replicas) for piece in self._for_replicas]
         self._for_replicas.clear()
@@ -175,7 +176,7 @@ class ShardGroup:
         """Start sending rows of `sent` [rows, n] to the shards, `sent_to[i]` rows to shard i.
 
         Returns the buffer for the received rows, `received_from[i]` from shard i, and a function
-        that waits for them. On a GPU, only work that is queued later waits.
+        that waits for them. On a GPU, the current stream waits instead of the host.
         """
         if self._shards is None:
             return sent, lambda: None
@@ -192,13 +193,13 @@ class ShardGroup:
             self._gathering[number] = work
 
     def wait_for(self, number: int) -> None:
-        """Wait for bucket `number` if it was published. On a GPU, only later work waits."""
+        """Wait for bucket `number` if it was published. On a GPU, the current stream waits."""
         work = self._gathering.pop(number, None)
         if work is not None:
             work.wait()
 
     def wait(self) -> None:
-        """Wait for all published buckets. On a GPU, only work that is queued later waits."""
+        """Wait for all published buckets. On a GPU, the current stream waits."""
         for number in list(self._gathering):
             self.wait_for(number)
 
@@ -211,7 +212,7 @@ class ShardGroup:
         work: Work = reduce_scatter(piece, whole, group=self._shards, async_op=True)
         if self._stream is None or self._replicas is None:
             self._reducing.append(work)
-            # gloo would block the host here, so the sums over replicas start after backward.
+            # gloo would block the host here, so sums over replicas start after the backward pass.
             self._for_replicas += [piece] * (self._replicas is not None)
             return
         work.wait()  # blocks only this stream
@@ -246,7 +247,7 @@ def _wait_for(works: list[Work]) -> None:
 
 
 class ArrivingParameters(dict[str, nn.Parameter | None]):
-    """A module's own parameters by name, in which reading one first waits for its new weights.
+    """A dictionary of a module's own parameters. Reading one first waits for its new weights.
 
     With shards, the weights that other ranks have updated are still being received when an update
     ends. torch looks up a module's attribute (`dense.weight`) in this dictionary, and lists
@@ -254,12 +255,12 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
     it calls the module or reads its parameters itself, as fused blocks, FP8 products and tied heads
     do. DeepSpeed gathers the weights of ZeRO stage 3 in the same way.
 
-    On a GPU, the stream of a bucket's first reader waits for the bucket. All readers must therefore
-    use that stream, or call `FlatOptimizer.wait_for_weights` before.
+    On a GPU, only the stream of a bucket's first reader waits for the bucket. All readers must
+    therefore use that stream, or first call `FlatOptimizer.wait_for_weights`.
 
     Args:
         parameters: the module's parameters.
-        wait_for: waits for the weights of a parameter. On a GPU, only later work waits.
+        wait_for: waits for the weights of a parameter. On a GPU, the current stream waits.
     """
 
     def __init__(
@@ -328,7 +329,7 @@ class FlatReducer:
     def forward(self, *, is_last: bool) -> Iterator[None]:
         """Return a context that accumulates gradients in the flat buffer.
 
-        The last backward of an update sends them.
+        The last backward pass of an update sends them.
         """
         self._sends = is_last
         self._begin_backward()

@@ -48,7 +48,7 @@ _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _PALS = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")  # as on Polaris
 _SLURM = tuple(f"SLURM_{n}" for n in ("PROCID", "STEP_NUM_TASKS", "LOCALID", "NODEID"))
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
-# Variables for rank and number of ranks, of launchers that do not set all that is needed.
+# The rank and the number of ranks, from launchers that do not set everything this program needs.
 _OTHERS = (
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     ("PALS_RANKID", "PALS_SIZE"),
@@ -82,7 +82,7 @@ class RankInfo:
                 f"{self.launcher} environment",
                 f"rank {self.rank} of {self.world_size}, local rank {self.local_rank} of "
                 f"{self.local_world_size}, node {self.node_rank} contradict each other",
-                "start all ranks with one launcher, or unset variables that an earlier job left",
+                "start all ranks with one launcher, or unset variables left by an earlier job",
             )
 
 
@@ -92,7 +92,7 @@ def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_silent_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True for a rank that `train` started and that leaves messages to rank 0."""
+    """Return True for a rank of our own launcher whose messages rank 0 prints."""
     return MEETING in environ and environ.get("RANK") != "0"
 
 
@@ -108,9 +108,9 @@ def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
     number of ranks is that of the step, not of the job. (An interactive shell is a step of one
     task.)
 
-    An incomplete set of variables is accepted if it describes a single rank. Otherwise raises
-    ConfigError, which names the variables that are set and those that are missing. Raises
-    ConfigError also for a variable that is not a number.
+    An incomplete set of variables is accepted if it describes a single rank. Raises ConfigError for
+    any other incomplete set, with the variables that are set and those that are missing. Also
+    raises ConfigError for a variable that is not a number.
     """
     environ = {name: value for name, value in environ.items() if value}
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ
@@ -139,8 +139,8 @@ def _from_incomplete(
 ) -> RankInfo:
     """Return a single rank if no launcher has set all its variables. Raises ConfigError.
 
-    The error is raised if the variables describe more than one rank. torchrun's variables come
-    last, because scripts on clusters often set WORLD_SIZE.
+    The error is raised if the variables describe more than one rank. torchrun's variables are read
+    after those of MPI and SLURM, because scripts on clusters often set WORLD_SIZE.
     """
     if "OMPI_COMM_WORLD_RANK" in environ:
         return _from_names(environ, "mpi", _OPEN_MPI)
@@ -157,9 +157,9 @@ def _from_incomplete(
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the node's name in SLURM, or the host's name.
+    """Return SLURM's name of the node, or the host's name outside of SLURM.
 
-    SLURM's name comes first because several of its nodes may run on one host.
+    SLURM's name is preferred because several of its nodes may run on one host.
     """
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
@@ -196,9 +196,9 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
     """Set torch's CPU threads to this rank's share of the node's cores, and return how many.
 
     The number is OMP_NUM_THREADS if it is set, except under torchrun, which sets it to 1 by itself.
-    Otherwise it is SLURM_CPUS_PER_TASK in an srun step, and then the number of cores that this
-    process may use divided by the ranks of the node. Raises ConfigError if a variable is not a
-    number above zero.
+    Otherwise, in an srun step, it is SLURM_CPUS_PER_TASK if that is set. In all other cases it is
+    the number of cores that this process may use, divided by the number of ranks on the node.
+    Raises ConfigError if a variable is not a number above zero.
     """
     import torch
 
@@ -265,7 +265,7 @@ def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"
     names_here = [name for _, name in socket.if_nameindex()]
     choices = f"one of this host's interfaces ({', '.join(names_here)})"
     for name in filter(None, environ.get(_GLOO_INTERFACE, "").split(",")):
-        if name not in names_here and _ipv4_of(name) is None:  # eth0:1 would not be listed
+        if name not in names_here and _ipv4_of(name) is None:  # aliases (eth0:1) are not listed
             problem = f"is {in_brief(name)}, but no interface has that name"
             raise ConfigError(_GLOO_INTERFACE, problem, f"set it to {choices}, or unset it")
         if not has_address(name):
@@ -282,7 +282,7 @@ def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"
 
 
 def has_address(interface: str) -> bool:
-    """Return True if a network interface has an IPv4 or IPv6 address. Checked only on Linux."""
+    """Return True if a network interface has an IPv4 or IPv6 address, or if this is not Linux."""
     if sys.platform != "linux":
         return True
     if _ipv4_of(interface) is not None:
@@ -445,7 +445,7 @@ def _ipv4_of(interface: str) -> bytes | None:
 
 
 def first_host(node_list: str) -> str:
-    """Return the first name of a SLURM host list: `gpu007` for `gpu[007-010,12],login`."""
+    """Return the first name of a SLURM host list, such as `gpu007` for `gpu[007-010,12],login`."""
     match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
     if match is None:
         problem = f"is {node_list!r}, which is not a list of hosts"

@@ -1,4 +1,4 @@
-"""Roles of the processes that mpiexec started, as trainers and readers, and MPI's start and end.
+"""Split the processes that mpiexec started into trainers and readers, and start and end MPI.
 
 On every node, the first half of the processes are trainers, which are the ranks of
 torch.distributed. The second half are readers, one per trainer, without a GPU and outside of
@@ -42,7 +42,7 @@ class MpiProcess:
     same_role_on_node: "MPI.Comm"
 
     def peers(self, policy: BalancePolicy) -> "MPI.Comm | None":
-        """Return the readers that a reader exchanges with, or None if there is no exchange."""
+        """Return the readers with which a reader exchanges samples, or None if it does not."""
         by_policy = {
             "exchange_global": self.same_role,
             "exchange_local": self.same_role_on_node,
@@ -61,7 +61,7 @@ def role_of(process: RankInfo) -> Role:
         raise ConfigError(_SETTING, problem, remedy)
     on_node, node = process.local_world_size, process.node_rank
     if on_node % 2:
-        problem = f"'mpi_readers' needs an even number of processes on a node, not {on_node}"
+        problem = f"'mpi_readers' needs an even number of processes per node, not {on_node}"
         raise ConfigError(_SETTING, problem, remedy)
     if process.world_size % on_node or process.rank != node * on_node + process.local_rank:
         problem = "'mpi_readers' needs the same number of consecutive processes on every node"
@@ -87,8 +87,8 @@ def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
 
     A process whose body raises an error must not finalize MPI, because that would wait for the
     other processes, which wait for this one. It exits with its own status instead, and mpiexec ends
-    the others. Raises ConfigError if there is no MPI, or if MPI counts other processes than the
-    launcher.
+    the others. Raises ConfigError if there is no MPI, or if MPI and the launcher number the
+    processes differently.
     """
     role = role_of(process)
     world = _begin()

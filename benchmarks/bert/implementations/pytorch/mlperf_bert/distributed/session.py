@@ -1,7 +1,7 @@
 """The session of a process among the ranks: joining, exchanging values, and leaving in order.
 
-Before training, an all-reduce of known numbers shows whether the network and the devices compute
-exactly right sums. `network-test` does the same with more bytes, and measures the speed.
+Before training, an all-reduce of known numbers checks that the network and the devices produce
+exact sums. `network-test` does the same with more bytes, and measures the speed.
 """
 
 import gc
@@ -47,14 +47,17 @@ Result = TypeVar("Result")
 Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)
 MOST_BYTES = 16 * 2**20  # maximum for one rank's value, such as a timeline of 100 bytes per event
 _ERRORS = (ConfigError, DataError, CheckpointError, LostRanksError, UserError)  # base classes last
-_NO_RANK = "start all ranks with one version, and keep the job's ports closed to other networks"
+_NO_RANK = (
+    "start all ranks with the same version of this program, and keep the job's ports closed to "
+    "other networks"
+)
 _SMALL_BYTES = 4 * 2**20
 _LARGE_BYTES = 64 * 2**20
 _ROUNDS = 3
 # The sums of 14,000 ranks stay below 2**24. In fp32, every integer up to there is exact, so the
 # order in which ranks are added does not matter.
 _LARGEST_NUMBER, _LARGEST_FACTOR = 251, 8
-PATIENCE = timedelta(minutes=10)  # how long to wait for other ranks if no config says it
+PATIENCE = timedelta(minutes=10)  # how long commands without a config wait for other ranks
 
 
 def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
@@ -122,8 +125,9 @@ def make_exchange_group(
     The group has all ranks or those of a node, and uses gloo on the CPU. It is separate from the
     gradients' group, so that collectives of the loader's thread never mix with the trainer's.
 
-    Collective: all ranks must call it, in the init phase and after `check_nodes`, because it
-    creates the groups of all nodes in the same order and connects their ranks.
+    Collective: all ranks must call it, because torch requires every rank to create the groups of
+    all nodes in the same order. Call it after `check_nodes`, and in the init phase, because
+    connecting the ranks takes time.
     """
     size = info.world_size if policy == "exchange_global" else ranks_per_node
     if not policy.startswith("exchange_") or size == 1:
@@ -139,10 +143,10 @@ def make_exchange_group(
 
 
 def check_nodes(field: str, value: str, info: RankInfo, ranks_per_node: int) -> None:
-    """Raise ConfigError if a setting works within nodes, but a node's ranks are not consecutive.
+    """Raise ConfigError if a setting groups ranks by node, but a node's ranks are not consecutive.
 
-    `field` and `value` are the setting. Collective: all ranks must call it, and all of them raise
-    the error of any rank.
+    `field` and `value` are the setting. Collective: all ranks must call it. If one of them finds an
+    error, all of them raise it.
     """
     if value in ("exchange_local", "zero1_node"):
         on_every_rank(info, lambda: _check_node(field, value, info, ranks_per_node))
@@ -155,7 +159,7 @@ def _check_node(field: str, value: str, info: RankInfo, ranks_per_node: int) -> 
             field,
             f"{value!r} needs nodes of {ranks_per_node} consecutive ranks, but rank {info.rank} "
             f"is number {info.local_rank} of {info.local_world_size} on node {info.node_rank}",
-            "set parallel.ranks_per_node to the number of ranks of a node, and place ranks node by "
+            "set parallel.ranks_per_node to the number of ranks per node, and place ranks node by "
             "node",
         )
 
@@ -239,7 +243,7 @@ def _factor(rank: int) -> int:
 
 
 def _wait_for(device: torch.device) -> None:
-    """Wait for a device, because the host measures when its work ends."""
+    """Wait for a device, so that the time measured on the host includes the device's work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -255,9 +259,9 @@ def in_session(
     """Call `run` with this rank and its device, inside the process group of all ranks.
 
     `run` is a function, so that everything it created is freed before the process leaves the group
-    (`_leave`). `run` keeps `whereabouts` up to date. If it is given, every error names this rank
-    and what it was doing, and the process ends if it makes no progress for `patience`. `info` is
-    the rank of this process if it differs from the launcher's (reader_roles.py). Raises
+    (`_leave`). It must keep `whereabouts` up to date if there is one. Every error then names this
+    rank and what it was doing, and the process ends if it makes no progress for `patience`. `info`
+    is the rank of this process if it differs from the launcher's (reader_roles.py). Raises
     LostRanksError if other ranks have died or do not answer within `patience`.
     """
     info = info or read_rank_info()
@@ -301,8 +305,8 @@ def _leave() -> None:
     DistributedDataParallel refers to the group and is part of a reference cycle. If it is collected
     after the process has left the group, it ends gloo's threads while it holds the GIL. A thread
     that still has to free one of our hooks needs the GIL, so both wait forever. That happened in 1
-    of 40 tries with torch 2.13. If the group is not left at all, the threads abort the process at
-    the end of the interpreter, which happened in 3 of 6 evaluations on two ranks.
+    of 40 tries with torch 2.13. If the process does not leave the group at all, the threads may
+    abort it when the interpreter exits, which happened in 3 of 6 evaluations on two ranks.
     """
     error = sys.exception()
     while error is not None:

@@ -36,7 +36,7 @@ _IN_WORDS: dict[Doing, str] = {
     "checkpoint": "checkpoint of step {:d}",
     "end": "end of the run",
 }
-# Activities with a time limit. The others may depend on slow disks or compilers.
+# Only these activities have a time limit, because the others may depend on slow disks or compilers.
 _TIMED: frozenset[Doing] = frozenset({"batch", "step", "evaluation"})
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -155,7 +155,7 @@ class EndingInOrder(CaughtSignals):
 
 
 class SignalPipe(CaughtSignals):
-    """A context that reports signals through a pipe, at once, to a thread that waits for them."""
+    """A context that reports signals to a waiting thread at once, through a pipe."""
 
     def __enter__(self) -> Self:
         self._read_fd, self._write_fd = os.pipe()
@@ -171,7 +171,10 @@ class SignalPipe(CaughtSignals):
         super().__exit__()
 
     def wait(self, seconds: float | None = None) -> list[signal.Signals]:
-        """Wait for signals and return them. Return none after `seconds` or at the context's end."""
+        """Wait for signals and return them.
+
+        Returns an empty list after `seconds`, or when the context exits.
+        """
         ready, _, _ = select.select([self._read_fd], [], [], seconds)
         return [signal.Signals(number) for number in os.read(self._read_fd, 512)] if ready else []
 
@@ -195,7 +198,7 @@ class SignalWatch(SignalPipe):
 
     Args:
         whereabouts: what this rank is doing, or None if the command has no steps.
-        speaks: True on the one rank that prints for all.
+        speaks: True on the one rank that prints messages for all ranks.
         status_file: the file to write the status to, because a launcher may hide the exit status
             (`--status-file`).
         hint: what to type after a stop before the first step.
@@ -255,7 +258,7 @@ class SignalWatch(SignalPipe):
 
 
 def unblock_ctrl_c() -> None:
-    """Receive Ctrl-C from now on, in a rank that was started with it blocked."""
+    """Unblock Ctrl-C, which a rank of our own launcher starts with blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
@@ -293,12 +296,12 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def end_with_script(environ: Mapping[str, str] = os.environ) -> None:
-    """Make the kernel send SIGTERM when run_and_time.sh ends, if that started this process."""
+    """Make the kernel send SIGTERM when run_and_time.sh ends, if it started this process."""
     script = environ.get(_SCRIPT, "")
     if not (script.isdecimal() and len(script) < 10):
         return
     with suppress(ProcessLookupError, PermissionError):
         os.kill(int(script), 0)
         if os.getppid() != int(script):
-            return  # another process in between started this one, as for ranks
+            return  # the script started the parent of this process, as it does for a rank
     end_with_parent(int(script), signal.SIGTERM)

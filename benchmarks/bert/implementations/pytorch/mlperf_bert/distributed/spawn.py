@@ -54,7 +54,8 @@ def run_on_ranks(
     Ctrl-C ends the ranks and this process at once. On Linux the ranks also end when this process is
     killed.
 
-    If a signal ends rank 0 before it can report anything, this prints that and `hint`.
+    If a signal ends rank 0 before it can report anything, this function reports the signal, and
+    prints `hint`.
 
     Raises ConfigError if the ranks cannot be started, or need more memory than the machine has.
     """
@@ -84,7 +85,7 @@ def run_on_ranks(
 
 
 def _check_number(num_ranks: int) -> None:
-    """Raise ConfigError if Python and torch alone need more memory than the machine has."""
+    """Raise ConfigError if the machine has too little memory for Python and torch in each rank."""
     needed = num_ranks * _RANK_BYTES
     if needed > memory_bytes():
         problem = (
@@ -157,7 +158,7 @@ def _prepare_rank(parent: int) -> None:
     """Prepare a rank's process before Python starts in it.
 
     Ctrl-C is blocked until `main` runs (`unblock_ctrl_c`), because Python would print a traceback
-    if it came earlier.
+    if it received a Ctrl-C earlier.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     end_with_parent(parent)
@@ -218,7 +219,10 @@ class _Ranks:
         )
 
     def first_failure(self) -> int | None:
-        """Return the first rank that failed, preferring one that did not just lose another."""
+        """Return the first rank that failed.
+
+        A rank that only lost another one is returned only if no rank failed for another reason.
+        """
         failed = [rank for rank, status in self.ended.items() if status]
         return min(failed, key=lambda rank: self.ended[rank] == LOST, default=None)
 
