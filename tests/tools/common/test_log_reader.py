@@ -15,7 +15,7 @@ HOSTILE = {
     "digits": (b':::MLLOG {"value": ' + b"9" * 5000 + b"}", "line 1: the record cannot be parsed"),
     "two records": (b":::MLLOG {}:::MLLOG {}", "line 1: the record cannot be parsed"),
     "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "the record is incomplete"),
-    "huge": (b" " * (MAX_LOG_BYTES + 1), "has more than 8,388,608 bytes"),
+    "huge": (b" " * (MAX_LOG_BYTES + 1), "is larger than 8,388,608 bytes"),
 }
 
 

@@ -117,7 +117,7 @@ def test_mistakes_are_one_line(tmp_path, studied):
         ({"trials": 0}, "--trials"),
         ({"seed": -1}, "--seed"),
         ({"samples": 31}, "first evaluation is after 32"),
-        ({"study": "/proc"}, ".study.lock cannot be made"),  # where nobody can write
+        ({"study": "/proc"}, ".study.lock cannot be created"),  # where nobody can write
         ({"space": "unknown"}, "SPACE"),
         ({"data": "nowhere"}, "prepare the data first"),
         ({"trainer": tmp_path / "command"}, "--trainer"),

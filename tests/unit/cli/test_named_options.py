@@ -16,7 +16,7 @@ COMMAND = re.compile(r"\bmlperf_bert ([a-z][a-z-]+)([^`;]*)")
 OF_OTHER_PROGRAMS = {
     *("--always", "--dirty", "--abbrev", "--exclude", "--noheader", "--format", "--job-name"),
     *("--ntasks-per-node", "--export", "--max-restarts", "--gpus-per-node", "--gpus-per-task"),
-    *("--cpus-per-task", "--cpus", "--gpus", "--logdir", "--log", "--usage"),
+    *("--cpus-per-task", "--cpus", "--gpus", "--logdir", "--log", "--usage", "--editable"),
 }
 # What `pretrain` runs itself, or as a training: a message there must make sense for both.
 SHARED_WITH_PRETRAIN = (
