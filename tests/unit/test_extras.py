@@ -187,7 +187,7 @@ def test_on_a_terminal_the_command_offers_to_install(asked, tmp_path):
 
 def test_the_command_is_that_of_the_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
-    pip = [sys.executable, "-m", "pip", "install"]
+    pip = [sys.executable, "-P", "-m", "pip", "install"]
     command = extras.install_command("tune", ["optuna"])
     assert command == [*pip, "--editable", f"{REPOSITORY}[tune]"]
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "mlperf_bert" / "extras.py"))

@@ -195,7 +195,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     capfd.readouterr()
     assert main(command) == 0
     told = capfd.readouterr().out
-    assert told.startswith(f"already finished, see {out / 'exported' / 'README.md'}")
+    assert told.startswith(f"already finished: see {out / 'exported' / 'README.md'}")
     assert told.count("\n") == 1
     run = out / "run" / "run_0"
     ended = (run / "outcome.json").read_text()

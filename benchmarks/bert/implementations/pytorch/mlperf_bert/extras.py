@@ -90,7 +90,7 @@ def install_command(extra: str, packages: Sequence[str]) -> list[str]:
     script = environment.parent / _SCRIPT
     if environment.name == ".venv" and script.is_file():
         return [str(script), extra]
-    pip = [sys.executable, "-m", "pip", "install"]
+    pip = [sys.executable, "-P", "-m", "pip", "install"]
     here, depth = Path(__file__).parent, len(_HERE.parts)
     if here.parts[-depth:] == _HERE.parts:
         return [*pip, "--editable", f"{here.parents[depth - 1]}[{extra}]"]

@@ -113,7 +113,7 @@ def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthI
     except ConfigError as error:
         name, problem, _ = error.args
         remedy = f"use data that was prepared for {checkpoint}"
-        raise ConfigError("--data", f"{name} of the checkpoint {problem}", remedy) from None
+        raise ConfigError("--data", f"{problem} ({name} of the checkpoint)", remedy) from None
 
 
 def progress() -> Callable[[int, int], None]:
