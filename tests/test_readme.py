@@ -1,7 +1,7 @@
 """Every command of the README runs in one copy of the repository.
 
-Commands stand in ```sh blocks and in the table "What you can do". Those that train do so to a reduced
-target. Except for the first one they, and others that are long, run in `make test-slow`. Left out:
+Commands are in ```sh blocks and in the table "What you can do". Those that train do so to a reduced
+target. All except the first one, and others that take long, run in `make test-slow`. Left out:
 `./run_tests.sh`, a block behind `<!-- not tested: long -->`, and the rows that need a cluster, a
 study, or published weights.
 """

@@ -84,16 +84,24 @@ def literal(value: ast.expr) -> str:
     if isinstance(value, ast.Constant):
         return value.value if isinstance(value.value, str) else ""
     if isinstance(value, ast.JoinedStr):
-        return "".join(literal(each) if isinstance(each, ast.Constant) else "{}" for each in value.values)
+        return "".join(
+            literal(each) if isinstance(each, ast.Constant) else "{}" for each in value.values
+        )
     return ""
 
 
 def main(seed: str) -> None:
     """Print the draws."""
-    for name, source in (("Sentences", sentences), ("Docstrings", docstrings), ("Messages", messages)):
+    for name, source in (
+        ("Sentences", sentences),
+        ("Docstrings", docstrings),
+        ("Messages", messages),
+    ):
         every = sorted(set(source()))
         print(f"## {name}\n\n{COUNT} of {len(every):,}, drawn by {seed}.\n")
-        for number, (where, text) in enumerate(random.Random(f"{seed} {name}").sample(every, COUNT), 1):
+        for number, (where, text) in enumerate(
+            random.Random(f"{seed} {name}").sample(every, COUNT), 1
+        ):
             print(f"{number}. `{where}`: {' '.join(text.split())}")
         print()
 

@@ -107,7 +107,7 @@ def test_a_change_says_what_it_is_a_percentage_of(tmp_path):
     page = checked(page_of(*runs))
     assert "\N{MINUS SIGN}25.0%" in page.texts
     assert "in percent of the first run's value (a)" in page.words
-    assert "25% of gradients or buckets" in page.words
+    assert "Clipped gradients or buckets" in page.words and "25%" in page.words
 
 
 def test_eager_steps_are_counted_for_a_captured_run_only(tmp_path):

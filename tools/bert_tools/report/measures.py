@@ -12,8 +12,7 @@ from mlperf_bert.config.files import config_to_tables
 Number: TypeAlias = int | float
 SEED = "run.seed"
 _NOT_COMPARED = ("utc", "seed")  # the start time always differs, and the seed is compared as SEED
-_OF_MEAN = "\N{MULTIPLICATION SIGN} mean rank"
-_OF_MEDIAN = "\N{MULTIPLICATION SIGN} median rank"
+_TIMES = "\N{MULTIPLICATION SIGN}"
 _FORMS: dict[str, Callable[[Number], str]] = {
     "count": lambda value: f"{value:,}",
     "number": significant,
@@ -111,11 +110,11 @@ MEASURES = (
     Measure("Throughput, median", "number", _median_of("samples_per_s"), "samples/s"),
     Measure("Token throughput, median", "number", _median_of("tokens_per_s"), "tokens/s"),
     Measure("Time of a step, median", "number", _median_of("step_ms"), "ms"),
-    Measure("Wait for data, median", "number", _median_of("data_wait_ms"), "ms per step"),
-    Measure("Imbalance of tokens, mean", "number", _mean_of("imbalance_tokens"), _OF_MEAN),
-    Measure("Slowest rank, median", "number", _median_of("straggler_ratio"), _OF_MEDIAN),
+    Measure("Wait for data per step, median", "number", _median_of("data_wait_ms"), "ms"),
+    Measure("Most tokens, relative to mean rank", "number", _mean_of("imbalance_tokens"), _TIMES),
+    Measure("Slowest rank, relative to median", "number", _median_of("straggler_ratio"), _TIMES),
     Measure("Last training loss", "number", _last_of("loss")),
-    Measure("Clipped, mean", "percent", _mean_of("clipped_fraction"), "of gradients or buckets"),
+    Measure("Clipped gradients or buckets", "percent", _mean_of("clipped_fraction")),
     Measure("Skipped steps", "count", _skipped),
     Measure("Eager steps (not captured)", "count", _eager_steps),
     Measure("Peak memory of rank 0", "number", _memory_gib, "GiB"),
