@@ -384,7 +384,7 @@ def main() -> None:
         help="compute capability to compile for, times 10 (default: 90)",
     )
     parser.add_argument(
-        "--only", default="", metavar="REGEX", help="compile only the parts with a matching name"
+        "--only", default="", metavar="REGEX", help="compile only kernels whose name matches REGEX"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="write the machine code to DIR")
     args = parser.parse_args()

@@ -118,7 +118,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     selecting = commands.add_parser("select", help="write the requirements of an installation")
     selecting.add_argument("out", type=Path, help="directory to write both files into")
-    text = "optional group of pyproject.toml to include; may be repeated"
+    text = "extra of pyproject.toml to include; may be repeated"
     selecting.add_argument("--extra", action="append", default=[], metavar="NAME", help=text)
     text = "select only packages that this Python does not have"
     selecting.add_argument("--lacking", action="store_true", help=text)

@@ -47,7 +47,7 @@ def results_of_runs(run_directory: Path, system: str | None, root: Path, results
     """
     known = sorted(path.stem for path in (root / "systems").glob("*.json"))
     if system is None:
-        problem = f"is missing, and {run_directory} is a run directory"
+        problem = f"is missing, because {run_directory} is a run directory, which names no system"
         remedy = f"name the system that the runs ran on, one of {', '.join(known)}"
         raise ConfigError("--system", problem, remedy)
     if system not in known:

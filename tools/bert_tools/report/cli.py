@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tensorboard = add_command(
         commands,
         "tensorboard",
-        "write all numbers as TensorBoard scalars",
-        "Write all numbers of one run as TensorBoard scalars.",
+        "write all metrics as TensorBoard scalars",
+        "Write all metrics of one run as TensorBoard scalars.",
         "mlperf_bert report tensorboard runs/two --out runs/two/tensorboard",
     )
     tensorboard.set_defaults(make=_tensorboard)

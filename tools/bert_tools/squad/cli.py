@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train = add_command(
         commands,
         "train",
-        "fine-tune on questions with one engine",
+        "fine-tune on questions with one training engine, such as ddp:2",
         "Fine-tune a model on questions with one engine, and write its record, model and answers "
         "to the run's directory. Without --train and --dev it uses a small set that is included.",
         "mlperf_bert squad train --engine ddp:2 --epochs 1 --run-dir runs/questions",
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "needs no model.",
         "mlperf_bert squad score --predictions runs/questions/predictions.json",
     )
-    text = 'JSON file with the id of every question and its answer, "" for none'
+    text = 'JSON file that maps each question id to its answer, or to "" if it has none'
     score.add_argument("--predictions", type=Path, metavar="FILE", required=True, help=text)
     add_settings(score, "dev")
     score.set_defaults(squad=_score)

@@ -49,7 +49,7 @@ def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
     if updates is not None:
         if updates * first % batch:
             problem = f"{batch} does not divide the {updates * first:,} samples of a run"
-            remedy = "choose --updates so that every batch divides the samples"
+            remedy = "choose --updates so that the number of samples is a multiple of every batch"
             raise ConfigError("--batches", problem, remedy)
         updates = updates * first // batch
     rate = settings.learning_rate * math.sqrt(batch / first)

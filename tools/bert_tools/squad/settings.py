@@ -227,6 +227,6 @@ def settings_of(
     values = {name: value for name, value in given.items() if value is not None}
     sizes = [option_name(name) for name in _SIZES if name in values]
     if sizes and args.init_checkpoint is not None:
-        problem = "cannot be used with --init-checkpoint, which decides the size of the model"
+        problem = "cannot be used with --init-checkpoint, because the checkpoint sets the size"
         raise ConfigError(sizes[0], problem, "remove one of them")
     return SquadSettings(**values | {"engine": engine, "seed": seed})

@@ -149,7 +149,7 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
     plain = _PLAIN.match(file)
     if plain is None or plain.end() != len(file):
         bad = file[plain.end() if plain else 0]
-        remedy = "move it to a path of letters, digits, / and . _ - + @ % = : ~"
+        remedy = "move it to a path of letters, digits and / . _ - + @ % = : ~ only"
         raise ConfigError(file, f"has {bad!r} in its path, which sbatch misreads", remedy)
     parallel = config.parallel
     options = [

@@ -183,7 +183,7 @@ def _check_apex(config: RunConfig) -> None:
         raise ConfigError(where, problem, remedy)
     if parallel.data_parallel not in ("ddp", "flat"):
         problem = f"'apex' does not work with parallel.data_parallel {parallel.data_parallel!r}"
-        remedy = "set parallel.data_parallel to 'ddp' or 'flat', or use 'ours'"
+        remedy = "set it to 'ours', or set parallel.data_parallel to 'ddp' or 'flat'"
         raise ConfigError(where, problem, remedy)
     # The flat reducer leaves gradients in the dtype in which they were sent.
     if parallel.data_parallel == "flat" and parallel.allreduce_dtype != "as_gradients":

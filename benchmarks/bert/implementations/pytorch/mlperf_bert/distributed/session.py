@@ -174,7 +174,7 @@ def _encode(value: Any) -> Tensor:
 
 def _checked(rank: int, size: int) -> int:
     if not 0 < size <= MOST_BYTES:
-        problem = f"sent a message of {size:,} bytes, which no rank of this program does"
+        problem = f"sent a message of {size:,} bytes, so it is not a rank of this program"
         raise LostRanksError(f"rank {rank}", problem, _NO_RANK)
     return size
 

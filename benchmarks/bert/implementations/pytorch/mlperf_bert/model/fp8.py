@@ -152,7 +152,7 @@ def check_fp8(config: ModelSection, device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ConfigError(
             "model.precision",
-            f"'fp8' needs compute capability 8.9 or later, which "
+            f"'fp8' needs compute capability 8.9 or higher, which "
             f"{torch.cuda.get_device_name(device)} does not have",
             "set it to 'bf16', or use a newer GPU",
         )
