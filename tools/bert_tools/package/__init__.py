@@ -1,1 +1,1 @@
-"""Implements `mlperf_bert package`, which builds and checks a submission without torch."""
+"""Implements `mlperf_bert package`, which builds and checks an MLPerf submission without torch."""

@@ -1,7 +1,8 @@
-"""Runs MLCommons' checkers on a submission tree and judges them by what they print.
+"""Runs MLCommons' checkers on a submission tree and judges the tree by their output.
 
-Their exit codes say little: three of the checkers always exit with 0, one of them "accepts" a log
-that does not comply, and all of them skip what they do not know (docs/guides/submission.md).
+The checkers' exit statuses are not sufficient. Three of the checkers always exit with 0, one of
+them "accepts" a log that does not comply, and all of them skip whatever they do not know. Source:
+docs/guides/submission.md.
 """
 
 import importlib.util
@@ -28,9 +29,10 @@ _MAX_CHARS = 200  # characters that are shown of one line
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a checker.
+    """One call of a checker, and the output that means success.
 
-    `wanted` maps the beginning of a line to the exact number of lines that must begin with it.
+    `wanted` maps the beginning of an output line to the exact number of lines that must begin with
+    it.
     """
 
     ruleset: str
@@ -75,7 +77,7 @@ def run_checkers(
 
 
 def _run_checker(call: Call, copy: Path) -> Problems:
-    """Run a checker and return its complaints, none if it succeeded."""
+    """Run a checker on a copy of the tree and return the problems that it reports."""
     # Without -P, modules of the current directory could hide others of the same name.
     command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{call.checker}"]
     command += [*call.arguments, "--log_output", str(copy.with_suffix(".log"))]
@@ -92,7 +94,10 @@ def _run_checker(call: Call, copy: Path) -> Problems:
 
 
 def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
-    """Return the reasons why a checker failed, in its own words, or none if it succeeded."""
+    """Return the reasons why a checker failed, in its own words.
+
+    The result is empty if the checker succeeded.
+    """
     lines = output.splitlines()
     bad = [line for line in lines if _BAD.search(line)]
     found = {start: sum(line.startswith(start) for line in lines) for start in call.wanted}
@@ -112,19 +117,19 @@ def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
 
 
 def _one_line(line: str) -> str:
-    """Return a checker's line without its level, shortened and printable."""
+    """Shorten a checker's output line to printable text without its log level."""
     shown = " ".join(line.removeprefix("WARNING -").removeprefix("ERROR -").split())
     return "".join(filter(str.isprintable, shown))[:_MAX_CHARS]
 
 
 def scaling_of(copy: Path, system: str) -> float:
-    """Return the scaling factor that the package checker wrote for a system, or 1 if none."""
+    """Return the scaling factor that the package checker wrote for a system, by default 1."""
     path = copy / "results" / system / "bert" / "scaling.json"
     return float(json.loads(path.read_text())["scaling_factor"]) if path.exists() else 1.0
 
 
 def _calls(copy: Path, divisions: Mapping[str, str], ruleset: str) -> list[Call]:
-    """Return the calls of all checkers for one ruleset, with the lines that mean success."""
+    """Return the calls of all checkers for one ruleset, with the output that means success."""
     closed = sum(division == "closed" for division in divisions.values())
     package = {
         "INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !": 1,

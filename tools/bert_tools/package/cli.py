@@ -1,4 +1,4 @@
-"""The sub-command `package`: copy a submission, check it, and compute its score."""
+"""Defines the sub-command `package`, which copies, checks and scores an MLPerf submission."""
 
 import argparse
 import os
@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy, check and print a submission. Return 0 if it is accepted, otherwise 1.
+    """Copy a submission, check it, and print its score or its problems.
+
+    Returns 0 if the submission is accepted, otherwise 1.
 
     Raises ConfigError or DataError for an option or a directory that cannot be used.
     """
@@ -102,9 +104,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _results_tree(args: argparse.Namespace, staging: Path) -> Path:
-    """Return the results to package in the form of results/, and print which ones they are.
+    """Return the directory of the results to package, and print which results they are.
 
-    The logs of a run directory are copied to `staging` first.
+    The directory has the form <system>/bert/result_<i>.txt. The logs of a run directory are first
+    copied to `staging` in this form.
     """
     from bert_tools.package.export import is_run_directory, results_of_runs
     from mlperf_bert.files import names_in
@@ -132,7 +135,8 @@ def make_package(
 ) -> "tuple[list[str], Problems]":
     """Copy a submission into the new directory `tree` and check the result.
 
-    Returns a description of each system's score (empty if there are problems), and the problems.
+    Returns a description of each system's score, and all problems. If there are problems, there are
+    no descriptions.
 
     Raises ConfigError or DataError if the submission cannot be copied or checked.
     """
@@ -154,8 +158,8 @@ def make_package(
 def _score_in_words(results: "SystemResults", scaling_factor: float) -> str:
     """Describe the score of a system that passed all checks.
 
-    `scaling_factor` comes from the reference convergence points. It is above 1 for closed runs
-    that needed fewer samples than the reference. The printed times are not scaled.
+    `scaling_factor` comes from the reference convergence points. It is above 1 if runs of the
+    closed division needed fewer samples than the reference. The described times are not scaled.
     """
     from bert_tools.common.results import olympic_mean
 

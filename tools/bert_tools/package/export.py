@@ -1,4 +1,4 @@
-"""Copies only what a submission needs, which is code, system descriptions and logs."""
+"""Copies the files that a submission needs: code, system descriptions and logs."""
 
 import difflib
 import os
@@ -32,18 +32,18 @@ _LOG = re.compile(r"result_.*\.txt")
 
 
 def is_run_directory(directory: Path) -> bool:
-    """Return whether a directory itself has result_<i>.txt, as run_and_time.sh's LOGDIR does."""
+    """Return whether result_<i>.txt is directly in a directory, as in run_and_time.sh's LOGDIR."""
     return any(map(_LOG.fullmatch, names_in(directory)))
 
 
 def results_of_runs(run_directory: Path, system: str | None, root: Path, results: Path) -> None:
-    """Copy the logs of a run directory into the new directory `results`, as those of a system.
+    """Copy the logs of a run directory into the new directory `results`.
 
     The copy has the form that `export` reads: <system>/bert/result_<i>.txt. Links are copied as
     links, so that `export` reports them.
 
-    Raises ConfigError if the system is not given or is not described in the repository `root`,
-    and DataError if a log cannot be copied.
+    Raises ConfigError if `system` is None or is not described in the repository `root`, and
+    DataError if a log cannot be copied.
     """
     known = sorted(path.stem for path in (root / "systems").glob("*.json"))
     if system is None:
@@ -64,7 +64,7 @@ def results_of_runs(run_directory: Path, system: str | None, root: Path, results
 
 
 def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
-    """Copy a repository's submission into the new directory `tree`.
+    """Copy the files of a repository's submission into the new directory `tree`.
 
     Args:
         root: the repository, with systems/ and benchmarks/.
@@ -102,7 +102,10 @@ def _copy_error(error: OSError) -> DataError:
 
 
 def _export_code_file(root: Path, name: str, tree: Path, problems: Problems) -> None:
-    """Copy one file of CODE_FILES, or report why it cannot be part of the submission."""
+    """Copy one file of CODE_FILES into the tree.
+
+    If the file cannot be part of the submission, the reason is appended to `problems`.
+    """
     path = root / name
     if not os.path.lexists(path):
         remedy = "add it, because a submission must be reproducible"
@@ -116,7 +119,7 @@ def _export_code_file(root: Path, name: str, tree: Path, problems: Problems) -> 
 
 
 def _export_results(results: Path, tree: Path, problems: Problems) -> list[str]:
-    """Copy the logs of all systems and return the systems' names."""
+    """Copy the logs of all systems and return the names of the systems."""
     for path, shown in _walk(results, "results", problems):
         parts = PurePosixPath(shown).parts
         if len(parts) == 4 and parts[2] == "bert" and _LOG.fullmatch(parts[3]):
@@ -152,7 +155,10 @@ def _walk(
     problems: Problems,
     is_ignored: Callable[[Path], bool] = lambda _: False,
 ) -> Iterator[tuple[Path, str]]:
-    """Yield the files below a directory with their new names, and report forbidden ones."""
+    """Yield each file below a directory with its new name, which begins with `shown`.
+
+    Forbidden files are appended to `problems` instead.
+    """
     for path in sorted(directory.iterdir()):
         name = f"{shown}/{path.name}"
         if is_ignored(path):
@@ -169,7 +175,7 @@ def _walk(
 
 
 def _is_ignored(path: Path) -> bool:
-    """Return whether git ignores a file, or only git and other tools use it."""
+    """Return whether git ignores a file, or whether the file is used only by git or other tools."""
     if path.is_symlink() and path.name == _CONFIGS_LINK.name:
         return path.parent.name == _CONFIGS_LINK.parent.name
     is_built = path.name in _BUILT or path.name.endswith(".egg-info")
@@ -177,7 +183,7 @@ def _is_ignored(path: Path) -> bool:
 
 
 def _problem(path: Path) -> str | None:
-    """Return why the checkers or MLCommons' repository would refuse a path, or None."""
+    """Return why the checkers or MLCommons' repository would reject a path, or None."""
     status = path.lstat()
     if path.name.startswith("."):
         return "has a name that begins with a dot"
@@ -197,6 +203,6 @@ def _is_plain(path: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file with its mode, so that scripts stay executable."""
+    """Copy a file with its permissions, so that scripts stay executable."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, target)

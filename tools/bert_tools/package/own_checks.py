@@ -1,9 +1,9 @@
 """Checks a system's results more strictly than MLCommons' checkers do.
 
-In the open division MLCommons' checkers accept any accuracy, any seed and an aborted run. In both
-divisions they accept one log that does not comply. We check the values of a system's description
-by MLCommons' submission rules, and leave it to their checker to require every field. A log is
-text, so no check can tell a forged log from a true one.
+In the open division, MLCommons' checkers accept any accuracy, any seed and an aborted run. In both
+divisions, they accept one log that does not comply. This module checks the values of a system's
+description by MLCommons' submission rules. It leaves it to MLCommons' checker to require every
+field. A log is plain text, so no check can tell a forged log from a genuine one.
 """
 
 import re
@@ -72,10 +72,10 @@ _MS_PER_MINUTE = 60_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """The facts of one run.
+    """The facts about one run, read from its log.
 
-    `initial_weights` is "checkpoint" or "random", or None if the log does not say. `accuracy` is
-    the last measured one, and `minutes` is the time from `run_start` to `run_stop`.
+    `initial_weights` is "checkpoint" or "random", or None if the log does not record it. `accuracy`
+    is the last measured accuracy. `minutes` is the time from `run_start` to `run_stop`.
     `first_evaluation` is the number of samples before the first evaluation. `settings` are the
     records that all runs of a system must share, for example the hyper-parameters.
     """
@@ -100,7 +100,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class SystemResults:
-    """The readable runs of a system, in the order of their numbers."""
+    """The runs of a system whose logs can be read, in the order of their numbers."""
 
     name: str
     division: str
@@ -110,7 +110,7 @@ class SystemResults:
 def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResults], Problems]:
     """Check systems/<system>.json and results/<system>/bert/ of an exported tree.
 
-    Returns the readable runs of each system, and every problem, not only the first.
+    Returns the runs of each system whose logs can be read, and all problems.
     """
     checked, problems = [], []
     for system in systems:
@@ -121,7 +121,10 @@ def check_systems(tree: Path, systems: Sequence[str]) -> tuple[list[SystemResult
 
 
 def _check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
-    """Check the description and the logs of one system."""
+    """Check the description and the logs of one system.
+
+    Returns the runs whose logs can be read, and all problems.
+    """
     path, name = tree / "systems" / f"{system}.json", f"systems/{system}.json"
     # `export` has already reported a missing description.
     description, problems = read_description(path, name) if path.exists() else ({}, [])
@@ -143,7 +146,7 @@ def _check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
 
 
 def _check_names(names: Sequence[str], where: str) -> Problems:
-    """Check that the logs of a system are result_0.txt to result_9.txt."""
+    """Check that the log files of a system are result_0.txt to result_9.txt."""
     if sorted(names) == sorted(LOG_NAMES):
         return []
     missing = ", ".join(name for name in LOG_NAMES if name not in names)
@@ -156,7 +159,10 @@ def _check_names(names: Sequence[str], where: str) -> Problems:
 
 
 def _check_run(run: RunFacts) -> Iterator[DataError]:
-    """Check a single run, without comparing it with other runs or with the description."""
+    """Yield the problems of a single run.
+
+    The run is not compared with other runs or with the description of its system.
+    """
     if run.status != "success":
         yield DataError(
             run.name,
@@ -196,7 +202,7 @@ def _check_run(run: RunFacts) -> Iterator[DataError]:
 def _check_against(
     run: RunFacts, description: Mapping[str, Any], where: str
 ) -> Iterator[DataError]:
-    """Check a run against the description of its system, which messages call `where`."""
+    """Yield the contradictions between a run and its system's description, the file `where`."""
     division = description.get("division")
     if division != run.division:
         problem = f"the division is {in_brief(run.division)}, but {in_brief(division)} in {where}"
@@ -214,16 +220,16 @@ def _check_against(
 
 
 def _count(text: object) -> int | None:
-    """Return a number of a description, or None if it is invalid.
+    """Convert the text of a number in a description, or return None if it is invalid.
 
-    check_description reports invalid numbers.
+    `check_description` reports invalid numbers.
     """
     is_count = isinstance(text, str) and len(text) < 10 and text.isascii() and text.isdecimal()
     return int(str(text)) if is_count else None
 
 
 def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]:
-    """Check that the runs of a system have different seeds and otherwise equal settings."""
+    """Yield problems if runs of a system share a seed, or if other settings differ between runs."""
     seeds = Counter(run.seed for run in runs)
     for seed in (seed for seed, count in seeds.items() if count > 1):
         names = ", ".join(Path(run.name).name for run in runs if run.seed == seed)
@@ -241,7 +247,10 @@ def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]
 
 
 def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataError]]:
-    """Return the description in a file, and its problems, which call the file `name`."""
+    """Read a system's description and check it.
+
+    Returns the description and its problems, whose messages use `name` for the file.
+    """
     remedy = "fix it, or copy another description of systems/"
     try:
         description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
@@ -255,10 +264,10 @@ def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataEr
 
 
 def check_description(description: Mapping[str, object]) -> list[str]:
-    """Return the problems of a description, one per string.
+    """Return the problems of a system's description, one per string.
 
-    This is stricter than MLCommons' checker, which accepts a value that is not a string and fails
-    on it later. Unknown fields are allowed.
+    This check is stricter than MLCommons' checker, which first accepts a value that is not a string
+    and fails later because of it. Unknown fields are allowed.
     """
     problems = [f"{field} is missing" for field in _USED if field not in description]
     for field, value in description.items():
@@ -282,7 +291,10 @@ def _check_value(field: str, value: str) -> list[str]:
 
 
 def read_facts(log: RunLog) -> RunFacts:
-    """Return the facts of a log. Raises DataError if a record is missing, repeated or invalid."""
+    """Return the facts about the run of a log.
+
+    Raises DataError if a record is missing, repeated or invalid.
+    """
     if log.last_text("quality_target") == "none":
         problem = "the run had no target (eval.target_accuracy = 'none'), so it has no result"
         raise DataError(log.name, problem, "set a target and rerun")
@@ -315,7 +327,10 @@ def read_facts(log: RunLog) -> RunFacts:
 
 
 def _single_values(log: RunLog) -> dict[str, Any]:
-    """Return the values of the records of `_SINGLE`. Raises DataError, as `read_facts` does."""
+    """Return the values of the log's records that must occur at most once (`_SINGLE`).
+
+    Raises DataError, as `read_facts` does.
+    """
     found = {key: log.named(key) for key in _SINGLE}
     missing = [key for key, records in found.items() if not records and key not in _OPTIONAL]
     if missing:
@@ -333,14 +348,20 @@ def _single_values(log: RunLog) -> dict[str, Any]:
 
 
 def _settings(log: RunLog) -> dict[str, Any]:
-    """Return the records before `init_stop` in which the runs of a system must not differ."""
+    """Return the values, by key, in which the runs of a system must not differ.
+
+    The log records them before `init_stop`.
+    """
     keys = [record.key for record in log.records]
     before = log.records[: keys.index("init_stop")]
     return {record.key: record.value for record in before if record.key not in _OF_ONE_RUN}
 
 
 def _has_type(value: object, kind: type) -> bool:
-    """Return whether a JSON value has a type. Integers count as floats, but booleans do not."""
+    """Return whether a JSON value has the type `kind`.
+
+    Integers count as floats. Booleans count neither as integers nor as floats.
+    """
     if kind in (int, float):
         return is_number(value) and (kind is float or type(value) is int)
     return type(value) is kind

@@ -1,1 +1,1 @@
-"""Implements `mlperf_bert plan`, which answers questions before a run without torch or a GPU."""
+"""Implements `mlperf_bert plan`, which answers questions about a run without torch or a GPU."""

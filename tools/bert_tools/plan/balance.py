@@ -1,7 +1,7 @@
 """Computes how evenly a config distributes work over the ranks, for `plan balance`.
 
-The config's sampler and balance policy are compared with all others that its other settings allow.
-Steps are planned from the lengths of the samples, so the samples themselves are not read.
+It compares the config's sampler and balance policy with all combinations that the config's other
+settings allow. It plans steps from the lengths of the samples and never reads the samples.
 """
 
 import argparse
@@ -33,11 +33,12 @@ _LEGEND = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalanceRow:
-    """One sampler with one policy, measured over the planned steps.
+    """Measurements of one combination of sampler and balance policy over the planned steps.
 
-    docs/reference/glossary.md defines the terms. `capacity_waste_ladder` is the number of padding
-    tokens per real token if these steps are captured. `exchanged_bytes_per_rank` is the number of
-    bytes that a rank receives from other ranks per step, averaged over the planned steps.
+    docs/reference/glossary.md defines the terms of the fields. `capacity_waste_ladder` is the
+    number of padding tokens per real token if the run captures these steps (`run.step_mode`).
+    `exchanged_bytes_per_rank` is the number of bytes that a rank receives from other ranks per
+    step, averaged over the planned steps.
     """
 
     sampler: SamplerName
@@ -51,14 +52,15 @@ class BalanceRow:
 
     @property
     def policy_in_words(self) -> str:
-        """Return the name of the policy, followed by "unequal" if the counts are unequal."""
+        """Return the policy's name, with " unequal" appended if ranks get unequal sample counts."""
         return f"{self.policy} unequal" if self.counts_per_rank == "unequal" else self.policy
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Measure all samplers and policies that the config allows.
+    """Measure all combinations of sampler and balance policy that the config allows.
 
-    Raises ConfigError or DataError for a user's mistake.
+    Returns the facts for `--json` and the lines for the terminal. Raises ConfigError or DataError
+    for a user's mistake.
     """
     config = load_config(args.config, args.set)
     if args.draws < 2:
@@ -94,11 +96,11 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 
 
 def variants(config: RunConfig) -> list[RunConfig]:
-    """Return the config, then its variants with other samplers and policies that it allows.
+    """Return the config, followed by its valid variants with another sampler or balance policy.
 
-    The first variant is the one to compare with. It has the same sampler, and the first of these
-    policies that differs from the config's: `presort_global` with unequal counts, `presort_global`,
-    `none`.
+    The first variant is the baseline for comparison. It has the config's sampler. Its policy is the
+    first one of this list that differs from the config's policy: `presort_global` with unequal
+    counts per rank, `presort_global` with equal counts, `none`.
     """
     found = [config]
     samplers: tuple[SamplerName, ...] = get_args(SamplerName)
@@ -119,7 +121,7 @@ def variants(config: RunConfig) -> list[RunConfig]:
 
 
 def _is_allowed(config: RunConfig, data: DataSection) -> bool:
-    """Return whether a config is valid with another data section."""
+    """Return whether the config is valid after its data section is replaced by `data`."""
     try:
         replace(config, data=data)
     except ConfigError:
@@ -128,7 +130,7 @@ def _is_allowed(config: RunConfig, data: DataSection) -> bool:
 
 
 def as_configured(rows: Sequence[BalanceRow]) -> str:
-    """Describe the first two rows: the config's own policy, and the one to compare it with."""
+    """Describe the config's own policy (the first row) and the baseline (the second row)."""
     return "; ".join(
         f"{row.policy_in_words}: idle {100 * row.idle_fraction:.1f}%, padding "
         f"{100 * row.capacity_waste_ladder:.1f}%"
@@ -137,7 +139,10 @@ def as_configured(rows: Sequence[BalanceRow]) -> str:
 
 
 def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow:
-    """Measure the first `draws` steps. Raises ConfigError, as `SampleIndex.planner` does."""
+    """Plan the config's first `draws` steps and measure their balance.
+
+    Raises ConfigError, as `SampleIndex.planner` does.
+    """
     data, planner = config.data, index.planner(config)
     plans = [planner.plan(step) for step in range(1, draws + 1)]
     imbalance = np.array([plan.imbalance_tokens for plan in plans])

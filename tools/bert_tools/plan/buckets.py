@@ -1,7 +1,7 @@
-"""Computes a config's gradient buckets in the order of the backward pass, for `plan buckets`.
+"""Groups a model's gradients into buckets in the order of the backward pass, for `plan buckets`.
 
 Shape letters: D hidden, F feed-forward width, V vocabulary (padded), S tokens of a sequence,
-P its masked positions, R rows that the last layer computes.
+P masked positions of a sequence, R rows (token positions) that the last layer computes.
 """
 
 import argparse
@@ -26,11 +26,12 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the backward pass, with the gradients that it completes, in order, and its work.
+    """A part of the backward pass: the gradients that it completes, and the amount of its work.
 
-    `numels` maps the names of the parameters to their numbers of elements. The work is counted as
-    the forward pass's multiply-adds for one sequence. The backward pass needs twice as many for
-    every matrix product (one for its input, one for its weight), so the shares are the same.
+    `numels` maps each parameter's name to its number of elements, in the order in which the
+    gradients become ready. `multiply_adds` counts the forward pass's multiply-adds per sequence.
+    The backward pass needs twice as many for every matrix product, because it computes the
+    gradients of the input and of the weight. Each part's share of the work is therefore the same.
     """
 
     numels: dict[str, int]
@@ -38,7 +39,11 @@ class _Part:
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Plan the buckets of a config's model. Raises ConfigError for a user's mistake."""
+    """Plan the gradient buckets of a config's model.
+
+    Returns the facts for `--json` and the lines for the terminal. Raises ConfigError for a user's
+    mistake.
+    """
     config = load_config(args.config, args.set)
     if config.model.architecture != "bert":
         problem = f"is {config.model.architecture!r}, whose backward pass cannot be planned"
@@ -73,11 +78,12 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 
 
 def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> list[ReadyGradient]:
-    """Return BERT's gradients in the order they become ready, with the share of work done by then.
+    """Return BERT's gradients in the order in which the backward pass completes them.
 
-    The order is that of an eager backward pass without autocast. It goes from the last use to the
-    first, with a bias before its matrix, and a LayerNorm's weight before its bias. The word
-    embedding, which is tied to the decoder, comes last, because the forward pass starts with it.
+    Each gradient's `ready_at` is the share of the work that is done by then. The order is that of
+    an eager backward pass without autocast. Parameters that the forward pass uses last come first.
+    A bias comes before its matrix, and a LayerNorm's weight before its bias. The word embedding,
+    which is tied to the decoder, comes last, because the forward pass starts with it.
 
     Work is counted in multiply-adds of matrix products and attention, for sequences of
     `num_tokens` tokens (S) with `num_masked` masked positions (P). The memory-bound parts
@@ -94,7 +100,7 @@ def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> lis
 
 
 def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator[_Part]:
-    """Yield the parts in the reverse order of model/bert.py: heads, layers, embeddings."""
+    """Yield the parts of the backward pass (heads, layers, embeddings), model/bert.py reversed."""
     hidden, vocabulary = model.hidden_size, model.padded_vocab_size
     has_pairs = model.objective == "mlm_nsp"
     if has_pairs:
@@ -122,7 +128,10 @@ def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator
 
 
 def _layer(name: str, model: ModelSection, num_tokens: int, rows: int) -> Iterator[_Part]:
-    """Yield the parts of one encoder layer, whose output has `rows` rows per sequence."""
+    """Yield the parts of one encoder layer's backward pass.
+
+    The layer computes `rows` output rows (token positions) per sequence.
+    """
     hidden, wide = model.hidden_size, model.intermediate_size
     yield _layer_norm(f"{name}.output", hidden)
     yield _linear(f"{name}.output.dense", wide, hidden, rows)
@@ -136,13 +145,13 @@ def _layer(name: str, model: ModelSection, num_tokens: int, rows: int) -> Iterat
 
 
 def _linear(name: str, inputs: int, outputs: int, rows: int) -> _Part:
-    """Return the part of a linear layer that is applied to `rows` rows."""
+    """Return the part for a linear layer that is applied to `rows` rows of a sequence."""
     numels = {f"{name}.bias": outputs, f"{name}.weight": outputs * inputs}
     return _Part(numels, rows * inputs * outputs)
 
 
 def _layer_norm(owner: str, size: int) -> _Part:
-    """Return the part of a LayerNorm, whose work is not counted."""
+    """Return the part for the LayerNorm of the module `owner`, whose work is not counted."""
     return _Part({f"{owner}.LayerNorm.weight": size, f"{owner}.LayerNorm.bias": size})
 
 

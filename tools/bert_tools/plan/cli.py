@@ -1,4 +1,4 @@
-"""The sub-command `plan`: define its questions, and import only the code that answers one."""
+"""Defines the sub-command `plan`, which imports only the code that answers the given question."""
 
 import argparse
 import importlib
@@ -13,7 +13,7 @@ from mlperf_bert.config.files import add_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the questions, which are sub-commands of `plan`."""
+    """Add one sub-command to `plan` for each question."""
     parser.description = "Predict properties of a run before it starts. Nothing is trained."
     questions = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, add, text, description, example in _QUESTIONS:
@@ -27,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer and return 0. Raises ConfigError or DataError for a user's mistake."""
+    """Print the answer to the chosen question and return the exit status 0.
+
+    Raises ConfigError or DataError for a user's mistake.
+    """
     facts, lines = importlib.import_module(args.answered_by).answer(args)
     facts = {"schema_version": 1, **facts}
     print(json.dumps(facts, allow_nan=False) if args.json else "\n".join(lines))

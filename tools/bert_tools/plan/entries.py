@@ -1,7 +1,8 @@
-"""Reads MLPerf results for `plan law` from the published table or from raw logs, and filters them.
+"""Reads and filters MLPerf results for `plan law`, from the published table or from raw logs.
 
-A system's score follows MLPerf's training rules. It is the mean without the fastest and the slowest
-run, which is called the olympic mean. One run may have failed, and it then counts as the slowest.
+A system's score follows MLPerf's training rules. It is the olympic mean, which is the mean of the
+runs' times without the fastest and the slowest run. At most one run may fail, and a failed run
+counts as the slowest.
 This module needs no torch.
 """
 
@@ -44,11 +45,11 @@ _MAX_DESCRIPTION_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One system's result. Values that its source does not contain are None or empty.
+    """One system's result. Values that the source does not contain are None or empty.
 
-    `time_min` is the olympic mean of its runs in minutes. `samples` is the mean number of sequences
-    that a run trained on. `seq_per_s` is the mean of samples divided by time, which includes
-    evaluation.
+    `time_min` is the olympic mean of the runs' times in minutes. `samples` is the mean number of
+    sequences that a run trained on. `seq_per_s` is the mean of samples divided by time, which
+    includes evaluation.
     """
 
     system: str
@@ -64,12 +65,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Return the entry's name for tables and messages."""
+        """Return the entry's name, as tables and messages show it."""
         return " ".join(filter(None, (self.round, self.submitter, self.system)))
 
 
 def published_entries() -> list[Entry]:
-    """Return the shipped table of MLPerf Training BERT, v0.7 to v5.0, with 348 entries."""
+    """Return the shipped table of 348 published MLPerf Training BERT results, v0.7 to v5.0."""
     text = resources.files(__package__).joinpath("published_results.csv").read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return [_published(row) for row in csv.DictReader(lines)]
@@ -98,7 +99,10 @@ def chosen(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
 
 
 def _test(condition: str) -> Callable[[Entry], bool]:
-    """Return a function that tests an entry. Raises ConfigError for an invalid condition."""
+    """Return a function that tests whether an entry meets a condition.
+
+    Raises ConfigError if the condition is invalid.
+    """
     match = _CONDITION.fullmatch(condition)
     if match is None or match[1] not in KEYS:
         remedy = f"write a condition such as accelerator~A100, with one of {', '.join(KEYS)}"
@@ -122,7 +126,7 @@ def _test(condition: str) -> Callable[[Entry], bool]:
 
 
 def _number(text: str) -> float | None:
-    """Return a text as a number, or None if it is not one."""
+    """Parse a text as a number, or return None if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -130,9 +134,9 @@ def _number(text: str) -> float | None:
 
 
 def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
-    """Read the results in a directory.
+    """Read the MLPerf results of all systems in a directory.
 
-    Returns the entries, sorted by path, and an error for each log or system that was left out.
+    Returns the entries, sorted by path, and an error for each log or system that cannot be used.
     Every directory with `result_<n>.txt` is one system. In MLPerf's layout,
     results/<system>/<benchmark>/, only the benchmark bert is read, and systems/<system>.json
     describes the system. A log that cannot be read counts as a failed run. Raises DataError if
@@ -163,7 +167,7 @@ def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
 
 
 def _read_log(path: Path) -> RunLog:
-    """Read one log. Raises DataError if its benchmark is not bert, or if its run did not end."""
+    """Read one log. Raises DataError if the benchmark is not bert, or if the run did not end."""
     log = read_foreign_log(path, str(path))
     benchmark = log.last_text("submission_benchmark") or _BENCHMARK
     if _BENCHMARK not in benchmark.casefold():
@@ -176,7 +180,9 @@ def _read_log(path: Path) -> RunLog:
 
 
 def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
-    """Return the entry of one directory, in which `unreadable` more logs cannot be read.
+    """Return the entry of one system from the logs in its directory.
+
+    `unreadable` is the number of further logs in the directory that cannot be read.
 
     Raises DataError if too many runs failed for a score, if their numbers of ranks differ, or if
     their number of accelerators is not known.
@@ -225,7 +231,10 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
 
 
 def _evaluated_samples(log: RunLog) -> float | None:
-    """Return the sequences trained on until the last evaluation, None if the log has no count."""
+    """Return the number of sequences trained on until the last evaluation.
+
+    Returns None if the log does not record it.
+    """
     for record in reversed(log.named("eval_accuracy")):
         for key in ("samples_count", "epoch_num"):
             value = record.metadata.get(key)
@@ -235,9 +244,10 @@ def _evaluated_samples(log: RunLog) -> float | None:
 
 
 def _description(directory: Path) -> Mapping[str, Any]:
-    """Return systems/<system>.json for results/<system>/bert, empty if it does not exist.
+    """Return the system description that belongs to the directory results/<system>/bert.
 
-    Raises DataError if it cannot be read.
+    This is the content of systems/<system>.json, or an empty mapping if the file does not exist.
+    Raises DataError if the file cannot be read.
     """
     path = (directory / "../../../systems").resolve() / f"{directory.parent.name}.json"
     try:
@@ -250,7 +260,10 @@ def _description(directory: Path) -> Mapping[str, Any]:
 
 
 def _accelerators(directory: Path, log: RunLog, description: Mapping[str, Any]) -> int:
-    """Return the log's number of ranks, otherwise the number of accelerators in the description."""
+    """Return a system's number of accelerators.
+
+    This is the log's number of ranks if it is recorded, otherwise the number in the description.
+    """
     ranks = log.last_number("number_of_ranks")
     if ranks is not None:
         return int(ranks)

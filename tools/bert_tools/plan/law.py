@@ -1,9 +1,9 @@
-"""Fits time = a * p^b over p accelerators to MLPerf results, and explains it, for `plan law`.
+"""Fits time = a * p^b over p accelerators to MLPerf results, for `plan law`.
 
 The fit uses ordinary least squares on logarithms (`scipy.stats.linregress`). Because
 time = samples / throughput, the exponent of the time is the exponent of the samples (larger batches
-need more of them) minus the exponent of the throughput (the hardware's part). Confidence intervals
-use Student's t. This module needs no torch.
+need more samples) minus the exponent of the throughput (the hardware's contribution). Confidence
+intervals use Student's t. This module needs no torch.
 """
 
 import argparse
@@ -29,8 +29,8 @@ _HEADER = ("entry", "accelerators", "time, min", "samples, M", "seq/s", "time / 
 class PowerLaw:
     """A law of the form value = coefficient * p^exponent, fitted to `count` entries.
 
-    `half_width` is half of the exponent's 95% interval by Student's t, None if there are only two
-    entries.
+    `half_width` is the half-width of the exponent's 95% confidence interval by Student's t, or None
+    if there are only two entries.
     """
 
     coefficient: float
@@ -39,12 +39,12 @@ class PowerLaw:
     count: int = 0
 
     def at(self, accelerators: float) -> float:
-        """Return the value for a number of accelerators."""
+        """Return the law's value for a number of accelerators."""
         return float(self.coefficient * accelerators**self.exponent)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the exponent's 95% interval, None if there are only two entries."""
+        """Return the exponent's 95% confidence interval, or None if there are only two entries."""
         if self.half_width is None:
             return None
         return self.exponent - self.half_width, self.exponent + self.half_width
@@ -56,7 +56,10 @@ CEREBRAS = PowerLaw(coefficient=228.3, exponent=-0.7392)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingLaw:
-    """The fits to some entries. Throughput and samples are None if too few entries have them."""
+    """Power laws of time, throughput and samples, fitted to the same entries.
+
+    The laws of throughput and samples are None if too few entries have these values.
+    """
 
     entries: tuple[Entry, ...]
     time: PowerLaw
@@ -64,12 +67,14 @@ class ScalingLaw:
     samples: PowerLaw | None
 
     def residual(self, entry: Entry) -> float:
-        """Return the ratio of an entry's time to the law's."""
+        """Return an entry's time divided by the time that the law predicts."""
         return (entry.time_min or math.nan) / self.time.at(entry.accelerators or math.nan)
 
 
 def fit_law(entries: Sequence[Entry]) -> ScalingLaw:
-    """Fit laws of time, throughput and samples to entries that all have accelerators and a time.
+    """Fit power laws of time, throughput and samples to entries.
+
+    Every entry must have a number of accelerators and a time.
 
     Raises ConfigError if there are too few entries, or if their sizes differ too little to fit a
     law.
@@ -92,7 +97,10 @@ def fit_law(entries: Sequence[Entry]) -> ScalingLaw:
 
 
 def _fit(points: Sequence[tuple[int | None, float | None]]) -> PowerLaw | None:
-    """Fit a law to the points that have a value, or return None if they have only one size."""
+    """Fit a power law to (accelerators, value) points, ignoring those without a value.
+
+    Returns None if the points have fewer than two different numbers of accelerators.
+    """
     from scipy.stats import linregress  # this import takes a second, and few answers need it
 
     known = [(float(size), float(value)) for size, value in points if size and value]
@@ -113,7 +121,11 @@ def _fit(points: Sequence[tuple[int | None, float | None]]) -> PowerLaw | None:
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Fit the results that the user chose. Raises ConfigError or DataError for a mistake."""
+    """Fit a scaling law to the results that the user chose.
+
+    Returns the facts for `--json` and the lines for the terminal. Raises ConfigError or DataError
+    for a user's mistake.
+    """
     everything, skipped = published_entries(), list[DataError]()
     if args.directory is not None:
         if not os.path.isdir(args.directory):
@@ -146,7 +158,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 
 
 def _part(name: str, part: PowerLaw | None, coefficient: str = "coefficient") -> dict[str, Any]:
-    """Return the facts of one fit for `--json`, with `name` before their keys."""
+    """Return the facts about one law for `--json`. Each key begins with `name`."""
     low, high = (part and part.interval) or (None, None)
     return {
         f"{name}exponent": part and part.exponent,
@@ -162,7 +174,7 @@ def in_words(
     skipped: Sequence[DataError],
     left_out: Sequence[Entry],
 ) -> Iterator[str]:
-    """Yield the lines for the terminal. Times are in minutes."""
+    """Yield the lines that describe a scaling law on the terminal. Times are in minutes."""
     sizes = [entry.accelerators or 0 for entry in law.entries]
     yield one_line(title)
     yield f"{law.time.count} entries, {min(sizes):,} to {max(sizes):,} accelerators"

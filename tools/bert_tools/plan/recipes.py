@@ -1,15 +1,16 @@
-"""Finds hyper-parameters for a batch, the samples they need, and a batch for a number of ranks.
+"""Chooses a global batch, its hyper-parameters and the number of samples that they need.
 
 The sets of hyper-parameters are those of MLPerf Training BERT, closed division
-(`published_sets.csv`). docs/reference/hyperparameters.md explains the interpolation between them
-and which of its points were tried. docs/concepts/scaling.md explains how the batch is chosen and
-split into micro-batches.
+(`published_sets.csv`). docs/reference/hyperparameters.md explains how values between the sets are
+interpolated, and which interpolated sets were tried. docs/concepts/scaling.md explains how the
+batch is chosen and split into micro-batches.
 
-`samples_points.csv` has the published samples to a masked-LM accuracy of 0.720. Between two points
-of a recipe, the logarithm of the samples is interpolated linearly over the logarithm of the batch.
-Nothing is published outside the points. A smaller batch is assumed to need the samples of the
-smallest point, and a larger batch the steps of the largest point. These are upper bounds, as long
-as a larger batch never needs fewer samples or more steps. This module needs no torch.
+`samples_points.csv` lists the published numbers of samples to a masked-LM accuracy of 0.720.
+Between two points of a recipe, the logarithm of the samples is interpolated linearly over the
+logarithm of the batch. Outside this range nothing is published. A smaller batch is assumed to need
+as many samples as the smallest published batch, and a larger batch as many steps as the largest.
+Both assumptions give upper bounds if a larger batch never needs fewer samples or more steps. This
+module needs no torch.
 """
 
 import csv
@@ -45,10 +46,10 @@ Basis = Literal["published", "extrapolated"]
 
 
 def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
-    """Read the rows of a CSV file in this package as dataclasses.
+    """Read the rows of a CSV file in this package as instances of the dataclass `kind`.
 
-    The fields of `kind` name the columns, and have the types int, float or str. `chosen` keeps only
-    rows with the given value in the given column.
+    The fields of `kind` name the columns. Their types are int, float or str. If `chosen` has a
+    column and its value, only rows with this value are returned.
     """
     text = resources.files("bert_tools.plan").joinpath(file).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -81,7 +82,7 @@ def rounded(value: float, digits: int) -> float:
 class LambRecipe:
     """One set of hyper-parameters for LAMB with epsilon 1e-6, linear decay to 0 and norm limit 1.
 
-    The fields are those of the config's sections `optim` and `schedule`.
+    The fields have the names of settings in the config's sections `optim` and `schedule`.
     """
 
     global_batch_size: int
@@ -96,7 +97,7 @@ class LambRecipe:
 
     @property
     def form(self) -> Literal["continuous", "published"]:
-        """Return the form of the schedule.
+        """Return the form of the learning-rate schedule.
 
         Sets with a warm-up were tuned with the published form, which has a jump.
         """
@@ -105,12 +106,12 @@ class LambRecipe:
 
 @cache
 def knots() -> tuple[LambRecipe, ...]:
-    """Return the published sets between which values are interpolated, sorted by batch."""
+    """Return the published sets that interpolation starts from, sorted by batch."""
     return shipped_rows("published_sets.csv", LambRecipe)
 
 
 def lamb_recipe(global_batch_size: int) -> LambRecipe:
-    """Return the published set for a batch, or an interpolated one.
+    """Return the published hyper-parameters for a batch, or interpolated ones.
 
     Raises ConfigError for a batch below 1, or above the largest reference convergence point of the
     closed division.
@@ -149,8 +150,8 @@ def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
 def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
     """Interpolate between two sets, linearly over the logarithm of the batch.
 
-    Rates and steps are interpolated by their logarithms, betas by the logarithm of their distance
-    to 1, and warm-up steps by their share of the schedule.
+    The interpolated quantities are the logarithms of rates and steps, the logarithm of 1 - beta,
+    and the warm-up's share of the schedule's steps.
     """
     share = share_between(batch, low.global_batch_size, high.global_batch_size)
 
@@ -158,11 +159,11 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
         return a if a == b else rounded(geometric(a, b, share), _DIGITS)
 
     def below_one(a: float, b: float) -> float:
-        """Interpolate the logarithm of a value's distance to 1."""
+        """Interpolate two values by the logarithm of 1 - value."""
         return round(1 - geometric(1 - a, 1 - b, share), _BETA_DECIMALS)
 
     def of_steps(a: int, b: int) -> int:
-        """Interpolate the share of steps in the schedule linearly."""
+        """Interpolate a number of steps linearly as a share of the whole schedule."""
         at_low, at_high = a / low.decay_steps, b / high.decay_steps
         return round(decay_steps * (at_low + share * (at_high - at_low)))
 
@@ -182,12 +183,12 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated samples (sequences) to target.
+    """An estimate of the samples (sequences) to target.
 
     `samples` is a mean of ten runs. `low` and `high` are the 5% and 95% quantiles of such means.
-    For points with few entries, they are one standard deviation of a single run away from
-    `samples`. For open recipes they are the range of the published means. `source` describes where
-    the number comes from.
+    For points with few entries, `low` and `high` differ from `samples` by one standard deviation of
+    a single run. For recipes of the open division, they are the range of the published means.
+    `source` describes where the estimate comes from.
     """
 
     samples: float
@@ -198,13 +199,16 @@ class Estimate:
 
     @property
     def in_words(self) -> str:
-        """Describe the basis and the source."""
+        """Describe the basis and the source of the estimate."""
         return f"{self.basis}: {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesPoint:
-    """A published point of a recipe, computed from `entries` MLPerf entries."""
+    """A recipe's samples to target at one batch, computed from published MLPerf entries.
+
+    `entries` is the number of these entries.
+    """
 
     global_batch_size: int
     samples: float
@@ -216,14 +220,14 @@ class SamplesPoint:
 
 @cache
 def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
-    """Return the points of a recipe, sorted by batch."""
+    """Return the published points of a recipe, sorted by batch."""
     if recipe == "open_hypothesis":
         return samples_points("open_adamw") + samples_points("open_adam")[:1]
     return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
 
 
 def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
-    """Estimate the sequences that a recipe needs to reach the target with a global batch."""
+    """Estimate how many sequences a recipe needs to reach the target with this global batch."""
     batch = global_batch_size
     points = samples_points(recipe)
     small, large = points[0], points[-1]
@@ -270,7 +274,10 @@ def samples_to_target(global_batch_size: int, recipe: Recipe) -> Estimate:
 
 
 def recipe_of(config: RunConfig) -> Recipe:
-    """Return the recipe whose samples a config is expected to need, based on its optimizer."""
+    """Return the recipe that estimates how many samples a config needs.
+
+    The choice depends on the config's optimizer.
+    """
     if config.mlperf.division == "closed" or config.optim.name == "lamb":
         return "closed_lamb"
     if config.schedule.end_learning_rate > 0 and config.optim.epsilon != _ADAM_EPSILON:
@@ -295,19 +302,19 @@ _MAX_ON_ONE_GPU = {"h200": 448}
 
 @dataclass(frozen=True, slots=True)
 class _BatchSize:
-    """A row of `batch_sizes.csv`."""
+    """A row of `batch_sizes.csv`: a global batch and its number of accelerators."""
 
     accelerators: int
     global_batch_size: int
 
 
 def choose_batch(ranks: int, accelerator: Accelerator) -> tuple[int, int]:
-    """Choose the sequences per micro-batch, and the micro-batches per update, of each rank.
+    """Choose each rank's sequences per micro-batch and micro-batches per update.
 
-    The global batch is interpolated between those of `batch_sizes.csv` on a logarithmic scale. Each
-    rank gets the nearest whole number of sequences, in micro-batches that are known to fit in
-    memory. Raises ConfigError if there are more ranks than the largest batch of the closed division
-    has sequences.
+    The global batch is interpolated between the rows of `batch_sizes.csv` on a logarithmic scale.
+    Each rank gets the nearest whole number of sequences. They are split into micro-batches that are
+    known to fit in memory. Raises ConfigError if there are more ranks than the largest batch of the
+    closed division has sequences.
     """
     if ranks > CLOSED_MOST_BATCH:
         problem = (

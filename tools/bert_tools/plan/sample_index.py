@@ -1,4 +1,4 @@
-"""Plans steps over the lengths of a prepared set or over published lengths."""
+"""Plans training steps from the sample lengths of a prepared set or of a published histogram."""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +27,10 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleIndex:
-    """Lengths of N samples for planning. `length_histogram[k]` of them have k tokens."""
+    """The lengths of N samples, from which steps are planned.
+
+    `length_histogram[k]` is the number of samples with k tokens.
+    """
 
     source: str
     vocab_size: int
@@ -38,7 +41,10 @@ class SampleIndex:
 
     @classmethod
     def of_set(cls, directory: Path) -> Self:
-        """Open the index of a prepared set, or of the `train/` in a directory. Raises DataError."""
+        """Open the index of a prepared set, or of the set `train/` inside `directory`.
+
+        Raises DataError if the index cannot be read.
+        """
         if not os.path.isdir(directory):
             raise DataError(str(directory), "no such directory", MISSING_REMEDY)
         train = directory / "train"
@@ -55,7 +61,10 @@ class SampleIndex:
 
     @classmethod
     def of_histogram(cls, histogram: LengthHistogram, source: str) -> Self:
-        """Create a histogram's samples, sorted by length and masked as in the published data."""
+        """Create an index of samples whose lengths follow a histogram.
+
+        The samples are sorted by length. Their numbers of masked tokens follow the published data.
+        """
         masked = masked_counts_of(histogram.lengths, MAX_PREDICTIONS)
         return cls(
             source=source,
@@ -68,7 +77,7 @@ class SampleIndex:
 
     @property
     def max_length(self) -> int:
-        """Return the number of tokens of the longest possible sample."""
+        """Return the number of tokens of the longest sample that the index allows."""
         return len(self.length_histogram) - 1
 
     @property
@@ -78,7 +87,7 @@ class SampleIndex:
         return total / len(self.lengths)
 
     def planner(self, config: RunConfig) -> StepPlanner:
-        """Return a planner of a config's steps over these samples, drawn with seed 0.
+        """Return a planner of the config's steps, which draws from these samples with seed 0.
 
         Raises ConfigError if a batch has more sequences than there are samples, or if the sampler
         does not support the batch.
@@ -106,7 +115,10 @@ class SampleIndex:
         )
 
     def exchanged_bytes(self, config: RunConfig, plan: StepPlan) -> int:
-        """Return the bytes of real tokens that each rank of the first group receives in a step."""
+        """Return the number of bytes that a rank receives from other ranks in a step.
+
+        Only real tokens are counted, and only the first group of ranks that exchange samples.
+        """
         parallel = config.parallel
         groups = {"exchange_global": parallel.world_size, "exchange_local": parallel.ranks_per_node}
         if config.data.balance not in groups:
@@ -118,5 +130,5 @@ class SampleIndex:
 
 @cache
 def wikipedia_index() -> SampleIndex:
-    """Return an index with one sample for each of the published lengths of Wikipedia."""
+    """Return an index with the published sample lengths of the Wikipedia data set."""
     return SampleIndex.of_histogram(wikipedia_lengths(), "Wikipedia's lengths")

@@ -1,7 +1,7 @@
 """Writes a config of the closed division for a job of any size, for `plan suggest`.
 
-`recipes` chooses the batch, looks up or interpolates hyper-parameters in the published sets, and
-estimates the samples to target. `plan cluster` estimates the time.
+The module `recipes` chooses the batch, looks up or interpolates the published hyper-parameters, and
+estimates the samples to target. `plan cluster` estimates the time to train.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SYSTEMS = {"a100": "dgxa100", "h100": "h100", "h200": "h200"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """A suggested config, the sections that it sets, and its expected samples to target."""
+    """A suggested config with the sections that it sets and its estimated samples to target."""
 
     name: str
     accelerator: Accelerator
@@ -47,7 +47,7 @@ class Suggestion:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps that the expected samples take."""
+        """Return the number of steps that the estimated samples to target need."""
         return math.ceil(self.samples.samples / self.config.parallel.global_batch_size)
 
     @property
@@ -57,7 +57,7 @@ class Suggestion:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about values outside the range of published sets and samples."""
+        """Return warnings about hyper-parameters and estimates that were not published."""
         batch = self.config.parallel.global_batch_size
         found = []
         if batch not in [each.global_batch_size for each in knots()]:
@@ -71,7 +71,11 @@ class Suggestion:
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Write the config to a new file and describe it. Raises ConfigError or DataError."""
+    """Write the suggested config to a new file and describe it.
+
+    Returns the facts for `--json` and the lines for the terminal. Raises ConfigError or DataError
+    for a user's mistake.
+    """
     found = suggest(args.nodes, args.gpus_per_node, args.accelerator)
     path = args.out or Path("runs") / found.name
     if os.path.lexists(path):
@@ -103,7 +107,10 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 
 
 def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggestion:
-    """Return a config for `nodes` nodes of `gpus` GPUs. Raises ConfigError for invalid sizes."""
+    """Suggest a config for `nodes` nodes of `gpus` GPUs each.
+
+    Raises ConfigError if no config can be suggested for these numbers.
+    """
     for option, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value < 1:
             raise ConfigError(option, f"is {value}", "set it to at least 1")
@@ -155,7 +162,7 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
 
 
 def to_toml(suggestion: Suggestion) -> str:
-    """Return the text of the config file: comments about its sources, then the settings."""
+    """Format the config file: comments about the sources of its values, then the settings."""
     lines = [
         f"# Not run. Written by `mlperf_bert plan suggest` for {suggestion.accelerator.upper()}.",
         f"# Hyper-parameters: {suggestion.source}.",

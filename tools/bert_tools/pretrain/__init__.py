@@ -1,1 +1,1 @@
-"""Implements `mlperf_bert pretrain`, which trains an encoder on a text and exports it."""
+"""Implements `mlperf_bert pretrain`, which trains an encoder on a user's text and exports it."""

@@ -1,18 +1,18 @@
-r"""Cleans a corpus, in the same way for every language.
+r"""Cleans the text of a corpus, in the same way for every language.
 
-A paragraph is normalised to Unicode NFC. Control characters, invisible formatting (except the
-joiners that some scripts need), noncharacters and halves of surrogate pairs are removed, and every
-run of white space becomes one space. The paragraph is then split into sentences as in
-mlperf_bert/prepare/documents.py, and also after the full stops of other scripts, and after . ! ?
-before a letter without case. A sentence of more than SENTENCE_CHARS is cut at white space, or at
-that length if it has none. A line that starts with a mark of Markdown (heading, list item, row of a
-table, fence) or with a prompt starts a new piece of at least one sentence. Code is treated like
-other text.
+Each paragraph is normalised to Unicode NFC. Control characters, invisible formatting (except the
+joiners that some scripts need), noncharacters and unpaired surrogates are removed. Consecutive
+white space becomes one space. The paragraph is then split into sentences as in
+mlperf_bert/prepare/documents.py. It is also split after the full stops of other scripts, and after
+. ! ? before a letter without case. A sentence of more than SENTENCE_CHARS characters is cut at
+white space, or at exactly this length if it contains no white space. A line that starts with
+Markdown markup (heading, list item, table row, fence) or with a prompt starts a new piece of at
+least one sentence. Code is treated like other text.
 
-Two things are left out. A piece is left out if the fraction of letters among its characters other
-than spaces is below MIN_LETTERS, for example the rules and figures of tables. A document is left
-out if it is not UTF-8 (more than one character in a thousand cannot be decoded) or if it has fewer
-than MIN_CHARS letters and digits.
+A piece is left out if the fraction of letters among its characters other than spaces is below
+MIN_LETTERS. Examples are the ruled lines and the figures of tables. A document is left out if it is
+not UTF-8 (more than one character in a thousand cannot be decoded) or if it has fewer than
+MIN_CHARS letters and digits.
 """
 
 import re
@@ -43,7 +43,10 @@ _STOP_BEFORE_A_SPACE = re.compile("[.!?…]+[\"'”’»)\\]]*\\s+")  # noqa: RU
 
 
 def documents_of(path: Path) -> Iterator[str]:
-    """Yield the documents of a sentence file. Each keeps the line ends of its sentences."""
+    """Yield the documents of a file of cleaned text.
+
+    A document is one string, in which each sentence ends with a line end.
+    """
     with path.open(encoding="utf-8", newline="\n") as file:
         for is_between, lines in groupby(file, key=lambda line: line == "\n"):
             if not is_between:
@@ -51,9 +54,10 @@ def documents_of(path: Path) -> Iterator[str]:
 
 
 def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]:
-    """Return the sentences of a document, and the number of characters left out by reason.
+    """Clean a document and split it into sentences.
 
-    A document that is left out has no sentences and one reason.
+    Returns the sentences, and the number of characters that were left out for each reason. If the
+    whole document is left out, there are no sentences and one reason.
     """
     num_chars = sum(map(len, paragraphs))
     unreadable = sum(paragraph.count("\ufffd") for paragraph in paragraphs)
@@ -82,26 +86,26 @@ def _has_letters(piece: str) -> bool:
 
 
 def _is_mark(char: str) -> bool:
-    """Return whether a character is part of a letter, such as a vowel sign of Hindi or Thai."""
+    """Return whether a character is a combining mark, such as a vowel sign of Hindi or Thai."""
     return unicodedata.category(char).startswith("M")
 
 
 def clean_paragraph(text: str) -> str:
-    """Return a paragraph as one line, without characters that carry no meaning."""
+    """Join the lines of a paragraph and remove characters that carry no meaning."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return " ".join(_UNWANTED.sub("", text).split())
 
 
 def any_sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a cleaned paragraph, none longer than SENTENCE_CHARS."""
+    """Yield the sentences of a cleaned paragraph, each with at most SENTENCE_CHARS characters."""
     for part in _parts(text):
         for sentence in split_sentences(part):
             yield from _cut(sentence)
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield the text in parts, cut at ends of sentences that `split_sentences` does not find."""
+    """Split the text at those ends of sentences that `split_sentences` does not recognize."""
     if text.isascii():
         yield text
         return

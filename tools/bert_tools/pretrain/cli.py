@@ -1,11 +1,11 @@
-"""The sub-command `pretrain`: train an encoder on a corpus and export it.
+"""Defines the sub-command `pretrain`, which trains an encoder on a corpus and exports it.
 
     choose a model -> prepare -> train -> measure -> export, with a model card
 
-Initial weights in Hugging Face's format are converted once, before these steps. Each step can be
-resumed: the same command continues an interrupted call, and reports a finished one without
-repeating it. On several nodes SLURM or mpiexec starts the ranks, so the user runs the steps one by
-one (`--only`).
+Initial weights in Hugging Face's format are converted once, before these steps. To resume an
+interrupted call, the user repeats the same command. If the call had already finished, the command
+says so and does nothing. On several nodes, SLURM or mpiexec starts the ranks, so the user runs the
+steps one at a time (`--only`).
 """
 
 import argparse
@@ -84,7 +84,10 @@ _RANK_BATCH = {"parallel.local_batch_size", "parallel.grad_accum_steps"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The planned training: a config file, settings for text and machine, and the whole config."""
+    """A plan of a training: the config file, the settings chosen on top of it, and the result.
+
+    `config` results from the config file, the chosen settings and the user's own settings.
+    """
 
     config_path: Path
     settings: tuple[str, ...]
@@ -131,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how the text is read, and the vocabulary."""
+    """Add the options for the vocabulary and for how the text is read."""
     read = parser.add_argument_group("how the text is read")
     text = "vocab.txt or tokenizer.json to use (default: make a vocabulary from the text)"
     read.add_argument("--vocab", type=Path, metavar="FILE", help=text)
@@ -150,7 +153,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
 
 
 def ending(text: str) -> str:
-    """Return an ending of file names in lower case, "." for none.
+    """Convert an option's file name ending to lower case ("." means no ending).
 
     Raises ArgumentTypeError, which argparse prints in one line.
     """
@@ -160,7 +163,7 @@ def ending(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the remaining steps. Return 0, or the status of a training that produced no model."""
+    """Do the remaining steps. Return 0, or the exit status of a training that made no model."""
     if not args.text.exists():
         problem = f"there is no file or directory '{args.text}'"
         raise ConfigError("TEXT", problem, "pass a directory or a file of text")
@@ -180,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_to_model(args: argparse.Namespace) -> int:
-    """Choose, prepare, train, measure and export. Return the exit status."""
+    """Choose a model, prepare, train, measure and export. Return the exit status."""
     from bert_tools.pretrain.files import check_packages
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
@@ -221,7 +224,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
 
 
 def _only(args: argparse.Namespace) -> int:
-    """Do a single step and return the exit status. Training is a separate command, `train`."""
+    """Do the single step that `--only` names (never training) and return the exit status."""
     if args.only == "finish":
         return _finish(args.out, args.data, args.out / EXPORTED)  # --out is the folder of a run
     plan = _choose(args)
@@ -240,9 +243,9 @@ def _only(args: argparse.Namespace) -> int:
 def _as_checkpoint(given: Path, converted: Path) -> Path:
     """Return the initial weights as a checkpoint, converted from Hugging Face's format if needed.
 
-    The result is `converted` if `given` is in Hugging Face's format, and otherwise `given`. The
-    conversion happens once, so a resumed call needs only `converted`. If the weights have no
-    masked-LM head, it is initialized at random. Raises CheckpointError, ConfigError or DataError.
+    The result is `converted` if `given` is in Hugging Face's format, otherwise `given`. Weights are
+    converted only once, so a resumed call needs only `converted`. If the weights have no masked-LM
+    head, the head is randomly initialized. Raises CheckpointError, ConfigError or DataError.
     """
     from bert_tools.huggingface.conversion import (
         HEAD,
@@ -274,9 +277,10 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
 
 
 def _choose(args: argparse.Namespace) -> Plan:
-    """Choose the config, and the settings for text and machine that the user did not set.
+    """Choose the config, and the settings that fit the text and the machine.
 
-    The choice depends only on the size of the raw text, so the scripts of all ranks agree on it.
+    The user's own settings take precedence. The choice depends on the text only by its raw size,
+    so the scripts of all ranks make the same choice.
     """
     import torch
 
@@ -294,7 +298,7 @@ def _choose(args: argparse.Namespace) -> Plan:
         return tuple(f"{name}={value}" for name, value in settings.items() if name not in own)
 
     def config_with(more: dict[str, Any]) -> RunConfig:
-        """Add settings and return the config that results from all of them."""
+        """Add to the chosen settings and return the config that results from all settings."""
         settings.update(more)
         return load_config(path, [*chosen(), *args.set], args.init_checkpoint)
 
@@ -331,10 +335,10 @@ def _choose(args: argparse.Namespace) -> Plan:
 
 
 def _settings_of_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
-    """Return the settings of model, length and learning rate for training to continue from weights.
+    """Return the settings of model, length and learning rate that initial weights require.
 
-    Sequences have at most `length` tokens. The vocabulary of the weights becomes `args.vocab`,
-    unless the user passed one.
+    Sequences have at most `length` tokens. If the user passed no vocabulary, `args.vocab` becomes
+    the vocabulary of the weights.
     """
     from bert_tools.huggingface.tokenizer import vocabulary_file
     from mlperf_bert.checkpoint.first_weights import RATE_TO_CONTINUE, settings_of
@@ -354,9 +358,9 @@ def _settings_of_weights(args: argparse.Namespace, length: int) -> dict[str, Any
 
 
 def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -> dict[str, Any]:
-    """Return the settings of ranks and batch: one rank per GPU or core, or those of a launcher.
+    """Return the settings of ranks and batch, with a global batch of about `global_batch`.
 
-    The global batch of all ranks is about `global_batch`.
+    By default, there is one rank per GPU or CPU core. A launcher's ranks take precedence.
     """
     from mlperf_bert.distributed.launch import read_rank_info
 
@@ -378,7 +382,7 @@ def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -
 
 
 def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
-    """Return a share of the steps that read `num_bytes` of text, at most the config's steps."""
+    """Return the fraction `share` of the steps that read `num_bytes`, limited by the config."""
     bytes_per_step = (
         BYTES_PER_TOKEN * config.parallel.global_batch_size * config.data.max_seq_length
     )
@@ -390,7 +394,7 @@ def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
 
 
 def _prepare(args: argparse.Namespace, plan: Plan) -> None:
-    """Prepare the data with the sizes of the config. Raises ConfigError or DataError."""
+    """Prepare the data with the config's sizes. Raises ConfigError or DataError."""
     from bert_tools.pretrain.prepare import prepare_corpus
 
     if not prepare_corpus(_request(args, plan), args.data, workers=len(usable_cpus())):
@@ -422,7 +426,7 @@ def _request(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
 def _expected(plan: Plan) -> str:
     """Describe the expected training time in one line.
 
-    It assumes full sequences and does not include the optimizer's updates.
+    The estimate assumes full sequences and does not include the optimizer's updates.
     """
     config = plan.config
     sequences = config.max_steps * config.parallel.global_batch_size
@@ -440,7 +444,7 @@ def _expected(plan: Plan) -> str:
 
 
 def _micro_batch_seconds(config: RunConfig) -> float:
-    """Measure a rank's forward and backward pass on its CPU cores. Returns the fastest, in s."""
+    """Measure the fastest forward and backward pass of a rank on its CPU cores, in seconds."""
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
@@ -464,7 +468,7 @@ def _micro_batch_seconds(config: RunConfig) -> float:
 
 
 def _finish(run_dir: Path, data: Path, exported: Path) -> int:
-    """Measure the model of a run and export it with a card.
+    """Measure the model of a run and export it with a model card.
 
     Returns 0, or TARGET_MISSED if training diverged.
     """
@@ -495,9 +499,9 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
 
 
 def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
-    """Measure the held-out accuracy before and after training, and return it with other facts.
+    """Measure the held-out accuracy before and after training, and return facts for the model card.
 
-    These are an example of predicted words, and counts of the text.
+    The other facts are an example of predicted words, and counts of the text.
     """
     from bert_tools.huggingface.export import Facts
     from mlperf_bert.checkpoint.load import load_weights
@@ -553,7 +557,7 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
 
 
 def _text_facts(data: Path) -> dict[str, int]:
-    """Return counts from corpus.json, empty for data that were not prepared from a corpus."""
+    """Return the counts of the text from corpus.json, or no counts if the file does not exist."""
     from mlperf_bert.files import read_json, reading
 
     path = data / "corpus.json"
@@ -570,7 +574,7 @@ def _text_facts(data: Path) -> dict[str, int]:
 
 
 def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str | None:
-    """Return a held-out sentence with one word masked, and the words that the model predicts."""
+    """Describe a held-out sentence with one masked word, and the predictions for this word."""
     from bert_tools.huggingface.fill import fill
     from bert_tools.huggingface.tokenizer import MASK, vocabulary_of
     from mlperf_bert.checkpoint.manifest import read_manifest, resolve

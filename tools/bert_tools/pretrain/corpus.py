@@ -1,6 +1,6 @@
-"""The sub-command `prepare --corpus`: prepare a corpus, with its sizes given as options.
+"""Defines `prepare --corpus`, which prepares a corpus with sizes that are given as options.
 
-`pretrain` does the same with the sizes of a config, and then trains.
+`pretrain` prepares a corpus with the sizes of a config, and then trains.
 """
 
 import argparse
@@ -51,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare the text and return 0. Raises ConfigError or DataError for a user's mistake."""
+    """Prepare the corpus and return the exit status 0.
+
+    Raises ConfigError or DataError for a user's mistake.
+    """
     from bert_tools.pretrain.files import check_packages
     from bert_tools.pretrain.prepare import CorpusRequest, prepare_corpus
     from mlperf_bert.data.index import ShardSettings

@@ -1,12 +1,13 @@
 """Splits the files of a corpus into documents.
 
-A plain file is one document, in which an empty line ends a paragraph (`file`), or each of its
-paragraphs is a document (`empty-line`). A line of JSON or a row of Parquet is one document, and
-each line of its text is a paragraph. Files are read in blocks, so they may have any size. Only a
-line of JSON must fit in memory.
+In plain text, an empty line ends a paragraph. Either the whole file is one document (the rule
+`file`), or each paragraph is one document (the rule `empty-line`). A line of JSON or a row of
+Parquet is one document, and each line of its text is a paragraph. Files are read in blocks, so they
+may have any size. Only a single line of JSON must fit in memory.
 
-A document of more than SECTION_CHARS is cut at the end of a paragraph or line. Its sections become
-separate documents, but stay on one side of the train/held-out split.
+A document of more than SECTION_CHARS characters is cut into sections, at the end of a paragraph or
+line. The sections become separate documents, but stay on the same side of the train/held-out
+split.
 """
 
 import codecs
@@ -34,7 +35,11 @@ _LINE_ENDS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How documents of plain text end, and the field of the text in JSON lines and Parquet."""
+    """The rules for finding documents.
+
+    `documents` determines how documents end in plain text. `text_field` is the field or column that
+    has the text in JSON lines and Parquet.
+    """
 
     documents: DocumentRule
     text_field: str
@@ -42,14 +47,17 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Consecutive paragraphs of a document. `opens` is true if they are its first ones."""
+    """Consecutive paragraphs of one document.
+
+    `opens` is true if the section is the first one of its document.
+    """
 
     paragraphs: list[str]
     opens: bool
 
 
 def can_be_cut(file: TextFile, rules: Rules) -> bool:
-    """Return whether `next_document` can find documents within the file.
+    """Return whether a file can be cut between its documents with `next_document`.
 
     The file must be UTF-8 and not packed, and each of its documents must end at the end of a line.
     """
@@ -59,9 +67,9 @@ def can_be_cut(file: TextFile, rules: Rules) -> bool:
 
 
 def next_document(file: TextFile, position: int) -> int | None:
-    """Return the start of the first document that begins after `position`, or None.
+    """Return the start in bytes of the first document that begins after `position`, or None.
 
-    The file must be one that can be cut. Memory is bounded even if it has a single line.
+    `can_be_cut` must be true for the file. Memory is bounded even if the file is a single line.
     """
     at = position
     at_line_start = opens = False  # `position` may be inside a line
@@ -78,7 +86,10 @@ def next_document(file: TextFile, position: int) -> int | None:
 
 
 def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
-    """Yield all sections in order. Raises DataError if the file cannot be read in its form."""
+    """Yield the sections of all documents of a file, in order.
+
+    Raises DataError if the file cannot be read as `file.form` and `file.packing` require.
+    """
     num_bytes = sys.maxsize if file.stop is None else file.stop - file.start
     with opened(file) as stream:
         if file.start:
@@ -105,7 +116,7 @@ def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
 
 
 def _blocks(stream: BinaryIO, num_bytes: int) -> Iterator[bytes]:
-    """Yield the next `num_bytes` of a stream in blocks, or fewer if it ends before."""
+    """Yield the next `num_bytes` bytes of a stream in blocks, or fewer if the stream ends."""
     while num_bytes > 0 and (block := stream.read(min(num_bytes, SAMPLE_BYTES))):
         yield block
         num_bytes -= len(block)
@@ -114,11 +125,12 @@ def _blocks(stream: BinaryIO, num_bytes: int) -> Iterator[bytes]:
 def _lines(
     blocks: Iterable[bytes], encoding: str, *, longest: int | None
 ) -> Iterator[tuple[str, bool]]:
-    r"""Yield lines with their "\n". A line of more than `longest` characters is cut into pieces.
+    r"""Decode blocks of bytes and yield the lines as (piece, whether the piece ends its line).
 
-    The flag that comes with each piece is true if the piece ends a line. Line ends are LF, CR, and
-    both together. The other line ends of Unicode count only in text, for which `longest` is given,
-    because JSON allows them inside strings. Bytes that are invalid in the encoding become U+FFFD.
+    A line of more than `longest` characters is cut into several pieces. A line keeps its "\n".
+    Line ends are LF, CR and CR LF. If `longest` is given, Unicode's other line ends count too.
+    JSON is read without `longest`, because these characters may occur inside its strings. Bytes
+    that are invalid in the encoding become U+FFFD.
     """
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder(encoding)("replace"), translate=True
@@ -140,14 +152,17 @@ def _lines(
 
 
 def _with_line_feeds(text: str) -> str:
-    """Replace the line ends of `_LINE_ENDS` by line feeds."""
+    """Replace Unicode's other line ends (`_LINE_ENDS`) with line feeds."""
     for end, feed in _LINE_ENDS.items():
         text = text.replace(end, feed)
     return text
 
 
 def _pieces(line: str, longest: int | None, *, ends: bool) -> Iterator[tuple[str, bool]]:
-    """Yield a line in pieces of at most `longest` characters, the last one with the flag `ends`."""
+    """Cut a line into pieces of at most `longest` characters.
+
+    Yields (piece, flag). The flag is `ends` for the last piece, and false for all others.
+    """
     while longest is not None and len(line) > longest:
         yield line[:longest], False
         line = line[longest:]
@@ -157,7 +172,10 @@ def _pieces(line: str, longest: int | None, *, ends: bool) -> Iterator[tuple[str
 def _plain_paragraphs(
     lines: Iterable[tuple[str, bool]], rule: DocumentRule
 ) -> Iterator[tuple[str, bool]]:
-    """Yield paragraphs, or parts of long ones, with a flag for the first one of a document."""
+    """Group lines of plain text into paragraphs, and cut long paragraphs into parts.
+
+    Yields (paragraph or part, whether it is the first one of a document).
+    """
     collected: list[str] = []
     num_chars = 0
     opens, in_line = True, False
@@ -179,7 +197,10 @@ def _plain_paragraphs(
 
 
 def _sections(paragraphs: Iterable[tuple[str, bool]]) -> Iterator[Section]:
-    """Group the paragraphs of documents into sections. The first paragraph opens a document."""
+    """Group paragraphs into sections of documents.
+
+    The flag of a paragraph is true if it opens a document. The very first paragraph always does.
+    """
     collected: list[str] = []
     num_chars, opens_with = 0, True
     for paragraph, opens in paragraphs:
@@ -199,7 +220,10 @@ def _cut(paragraphs: Iterable[str]) -> Iterator[str]:
 
 
 def _json_values(lines: Iterable[str], path: Path) -> Iterator[Any]:
-    """Yield the JSON value of each line that is not empty. Raises DataError for invalid JSON."""
+    """Parse each line that is not empty and yield its JSON value.
+
+    Raises DataError if a line is not JSON.
+    """
     full = (line for line in lines if line.strip())
     for number, line in enumerate(full, start=1):
         try:
@@ -210,10 +234,11 @@ def _json_values(lines: Iterable[str], path: Path) -> Iterator[Any]:
 
 
 def _parquet_rows(stream: BinaryIO, text_field: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one column, with null as an empty text.
+    """Yield the rows of a Parquet file, with only the column `text_field`.
 
-    Only one page and one batch are in memory at a time, and no threads are used. The column may
-    have strings, large strings, a dictionary (pandas' category), or binary UTF-8.
+    Null becomes an empty text. Only one page and one batch are in memory at a time, and no threads
+    are used. The column may have strings, large strings, a dictionary (pandas' category), or binary
+    UTF-8.
     """
     from pyarrow.parquet import ParquetFile  # from the extra `parquet`
 

@@ -1,9 +1,10 @@
 """Finds the files of a corpus, detects their encodings, and opens them unpacked.
 
-The endings of a file's name decide how it is read (`FORMS`, `PACKINGS`, `PARQUET`). Its first bytes
-decide between UTF-8, UTF-16 and UTF-32, with or without a byte order mark. Files that are not read
-are counted by kind (`Unread`) and reported, because a user would not notice that they are missing.
-Run as a script, this module prints the table of docs/guides/own_text.md.
+The ending of a file's name determines how the file is read (`FORMS`, `PACKINGS`, `PARQUET`). The
+first bytes determine whether the encoding is UTF-8, UTF-16 or UTF-32, with or without a byte order
+mark. Files that are not read are counted by kind (`Unread`) and reported, because a user might not
+notice that they are missing. When run as a script, this module prints the table of
+docs/guides/own_text.md.
 """
 
 import bz2
@@ -70,10 +71,10 @@ _EAST_ASIAN = frozenset((0x00, *range(0x2E, 0xD8), 0xFF))
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """One file of a corpus, or the bytes `start` to `stop` of a plain one.
+    """One file of a corpus, or the part of a plain file from byte `start` to byte `stop`.
 
-    `name` is its path relative to the corpus directory. A document begins at `start`, and another
-    one at `stop`.
+    `name` is the file's path relative to the corpus directory. One document begins at `start`, and
+    another one at `stop`.
     """
 
     path: Path
@@ -87,7 +88,7 @@ class TextFile:
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes of text, an estimate if the file is packed."""
+        """Return the number of bytes of text, which is an estimate if the file is packed."""
         if self.packing != "plain":
             return self.size_bytes * EXPANSION
         return (self.size_bytes if self.stop is None else self.stop) - self.start
@@ -95,7 +96,10 @@ class TextFile:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A file or folder that is not read, with the reason and its bytes (0 for a folder)."""
+    """A file or folder that is not read.
+
+    `why` is the reason in a few words. `size_bytes` is 0 for a folder.
+    """
 
     name: str
     why: str
@@ -113,17 +117,17 @@ def find_files(
     also: Collection[str] = (),
     out: Path | None = None,
 ) -> tuple[list[TextFile], list[Unread]]:
-    """Find the text files of a corpus, and what is not read. Both are sorted by name.
+    """Find the text files of a corpus, and the files and folders that are not read.
 
-    A directory is searched at any depth, and links count like files and folders. A single file is
-    read as plain text if its kind is not known.
+    Both lists are sorted by name. A directory is searched at any depth, and links are followed. A
+    single file is read as plain text if its kind is not known.
 
     Args:
         source: a directory, or a single file.
         leave_out: a file to ignore, such as the vocabulary.
         text_field: the field of the text in JSON lines.
-        also: more endings of plain text, "." for files without an ending.
-        out: a directory to ignore, in which the prepared data are written.
+        also: further endings of plain text. "." stands for files without an ending.
+        out: the output directory of the prepared data, which is ignored.
 
     Raises DataError if there is no text file or if most bytes are not read, and ConfigError if a
     package is missing. Hidden files are ignored.
@@ -162,7 +166,7 @@ def check_packages(source: Path, vocabulary: Path | None, also: Collection[str])
 
 
 def _require_reader(form: Form | None, packing: Packing) -> None:
-    """Raise ConfigError if files of this kind are read by a package that is not installed."""
+    """Raise ConfigError if reading files of this kind needs a package that is not installed."""
     if form is not None and packing in ("parquet", "zstandard"):
         suffix = PARQUET if packing == "parquet" else _packing_suffix(packing)
         otherwise = "move these files out of the directory"
@@ -171,7 +175,7 @@ def _require_reader(form: Form | None, packing: Packing) -> None:
 
 
 def unread_in_words(unread: Sequence[Unread]) -> str:
-    """Describe how many files are not read for each reason, with the name of one of them."""
+    """Describe how many files are not read for each reason, and name one of the files."""
     reasons = Counter(each.why for each in unread).most_common()
     counts = ", ".join(f"{count:,} {why}" for why, count in reasons[:MAX_REASONS])
     if others := sum(count for _, count in reasons[MAX_REASONS:]):
@@ -180,7 +184,7 @@ def unread_in_words(unread: Sequence[Unread]) -> str:
 
 
 def _has_no_text(name: str) -> bool:
-    """Return whether a file is of a kind without text, such as a picture, by its name."""
+    """Return whether the name of a file shows that it has no text, for example a picture."""
     kind = mimetypes.guess_type(name)[0] or ""
     return kind.partition("/")[0] in NO_TEXT
 
@@ -188,7 +192,7 @@ def _has_no_text(name: str) -> bool:
 def _search(
     source: Path, ignored: Iterable[Path | None], text_field: str, also: Collection[str]
 ) -> tuple[list[TextFile], list[Unread]]:
-    """Return the text files of a directory, and what is not read, each sorted by name."""
+    """Return the text files of a directory and the files that are not read, sorted by name."""
     left_out = {_identity(path) for path in ignored if path is not None and path.exists()}
     files, unread = [], []
     for path, status, why in _walk(source, left_out):
@@ -206,9 +210,10 @@ _Identity = tuple[int, int]
 
 
 def _walk(source: Path, left_out: Collection[_Identity]) -> Iterator[_Found]:
-    """Yield the files of a directory at any depth, and what cannot be read with its reason.
+    """Walk through a directory at any depth and yield (path, status, reason).
 
-    A folder that several links lead to is entered once. Hidden files and folders and those of
+    The reason is None for a file, and describes why a folder or a link cannot be read. A folder
+    that several links lead to is entered only once. Hidden files and folders and those in
     `left_out` are skipped.
     """
     waiting, entered = [source], {_identity(source)}
@@ -251,7 +256,7 @@ def _reason(error: OSError) -> str:
 
 
 def _identity(path: Path) -> _Identity:
-    """Return the device and inode of a path, which are the same for all of its names."""
+    """Return the device and inode of a path, which identify a file under all of its names."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -263,7 +268,7 @@ def _is_file(status: os.stat_result) -> bool:
 def _why_not(
     path: Path, status: os.stat_result | None, text_field: str, also: Collection[str]
 ) -> str | None:
-    """Return why a file of a directory is not read, None if it is read."""
+    """Return why a file of a directory is not read, or None if it is read."""
     if status is None or not _is_file(status):
         return "not a regular file"
     form, packing = _kind(path.name, also)
@@ -281,7 +286,10 @@ def _why_not(
 
 
 def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
-    """Return the form and the packing of a file by its name, None for an unknown form."""
+    """Return the form and the packing that a file's name stands for.
+
+    The form is None if the ending is not known.
+    """
     path = Path(name.lower())
     if path.suffix == PARQUET:
         return "json_lines", "parquet"
@@ -291,12 +299,15 @@ def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
 
 
 def _packing_suffix(packing: Packing) -> str:
-    """Return the ending of a packing, empty if there is none."""
+    """Return the file name ending of a packing, empty for unpacked files."""
     return next((suffix for suffix, each in PACKINGS.items() if each == packing), "")
 
 
 def _is_json_lines(file: TextFile, text_field: str) -> bool:
-    """Return whether the first line of a .json file is an object with a text, as in JSON lines."""
+    """Return whether a .json file has JSON lines.
+
+    This is the case if its first line is an object whose field `text_field` is a string.
+    """
     with opened(file, SAMPLE_BYTES) as stream:
         sample = stream.read(SAMPLE_BYTES)
         encoding = encoding_of(sample) or "utf-8"
@@ -316,7 +327,10 @@ def _is_json_lines(file: TextFile, text_field: str) -> bool:
 
 
 def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
-    """Describe a file to read. Raises DataError, or ConfigError if a package is missing."""
+    """Return the description of a file to read, without its encoding.
+
+    Raises DataError if the file cannot be accessed, and ConfigError if a package is missing.
+    """
     form, packing = _kind(name, also)
     _require_reader(form, packing)
     try:
@@ -328,7 +342,7 @@ def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
 
 
 def text_bytes(files: Sequence[TextFile]) -> int:
-    """Return the bytes of all text, an estimate if some files are packed."""
+    """Return the bytes of text in all files, which is an estimate if some files are packed."""
     return sum(file.text_bytes for file in files)
 
 
@@ -337,7 +351,9 @@ def text_bytes(files: Sequence[TextFile]) -> int:
 
 @contextmanager
 def opened(file: TextFile, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[BinaryIO]:
-    """Open a file so that its contents are unpacked while they are read, except for Parquet.
+    """Open a file as a context manager. Its contents are unpacked while they are read.
+
+    Parquet files are not unpacked.
 
     Raises DataError if the file cannot be read, is damaged, or is truncated.
     """
@@ -351,7 +367,7 @@ def opened(file: TextFile, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[Binary
 
 
 def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
-    """Return a stream of the unpacked bytes of a stream."""
+    """Return a stream that unpacks the bytes of another stream."""
     match packing:
         case "gzip":
             return gzip.GzipFile(fileobj=stream)
@@ -370,7 +386,7 @@ def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
 
 
 def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[TextFile]]:
-    """Return the files with their encodings, and separately those that are not Unicode text.
+    """Return the files with their encodings, and a second list of files that are not Unicode.
 
     Reads the first SAMPLE_BYTES of each file. Raises DataError, as `opened` does.
     """
@@ -389,7 +405,9 @@ def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[Text
 
 
 def encoding_of(sample: bytes) -> str | None:
-    """Return Python's name of the Unicode encoding of a file that begins with `sample`, or None.
+    """Detect the Unicode encoding of a file from its first bytes, `sample`.
+
+    Returns Python's name of the encoding, or None if the file is not Unicode text.
 
     Without a byte order mark, UTF-16 and UTF-32 are recognized if decoding as UTF-8 fails or gives
     many control characters, and if the decoded text has spaces and letters of few scripts.
@@ -418,7 +436,7 @@ def encoding_of(sample: bytes) -> str | None:
 
 
 def _decoded(sample: bytes, encoding: str) -> str | None:
-    """Decode bytes that may end inside a character. Return None if they are invalid."""
+    """Decode bytes that may end inside a character, or return None if they are invalid."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(sample)
     except UnicodeDecodeError:
@@ -426,9 +444,9 @@ def _decoded(sample: bytes, encoding: str) -> str | None:
 
 
 def _fraction_odd(text: str) -> float:
-    """Return the fraction of characters that text should not have.
+    """Return the fraction of characters that should not occur in text.
 
-    These are control characters, private characters and unassigned ones.
+    These are control characters, private-use characters and unassigned characters.
     """
     odd = sum(
         count
@@ -440,7 +458,10 @@ def _fraction_odd(text: str) -> float:
 
 
 def _is_of_few_scripts(text: str) -> bool:
-    """Return whether a text uses few scripts, unlike other bytes decoded as UTF-16 or UTF-32."""
+    """Return whether a text uses few scripts.
+
+    Bytes that are wrongly decoded as UTF-16 or UTF-32 look like text of many scripts.
+    """
     pages = Counter(ord(char) >> 8 for char in text)
     written = sum(count for _, count in pages.most_common(_FEW_PAGES))
     east_asian = sum(count for page, count in pages.items() if page in _EAST_ASIAN)
@@ -451,7 +472,7 @@ def _is_of_few_scripts(text: str) -> bool:
 
 
 def what_is_read() -> str:
-    """Return a Markdown table of the files that are read."""
+    """Return a Markdown table of the kinds of files that are read."""
     text = [suffix for suffix, form in FORMS.items() if form == "text"]
     lines = [suffix for suffix, form in FORMS.items() if form == "json_lines"]
     encodings = dict.fromkeys(name.upper()[:6].rstrip("-") for _, name in _MARKS)

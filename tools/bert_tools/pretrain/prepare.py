@@ -1,16 +1,16 @@
-"""Prepares a corpus: a training set, a held-out set, and a vocabulary.
+"""Prepares a corpus for training: makes a training set, a held-out set and a vocabulary.
 
     files -> cleaned parts, split by document -> held-out text
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
-Each step writes its files completely or not at all, so a stopped call can be resumed. DIR/text has
-the files of the first steps. DIR/corpus.json records what the vocabulary and the sets were made
-from, so that two texts are never mixed. The last step completes it.
+Each step writes its files completely or not at all, so a stopped call can be resumed. The first
+steps write their files to DIR/text. DIR/corpus.json records what the vocabulary and the sets were
+made from, so that two corpora are never mixed. The last step completes this record.
 
-The digest of a document's text (of its first section, if it is cut) decides whether it is held out.
-Therefore new documents do not change the side of other documents, and all copies of a document are
-on the same side.
-Evaluation keeps only a few of the held-out documents, and each text once.
+A document is held out if the digest of its text (or of its first section, if the document is cut)
+is low enough. Therefore adding documents does not move other documents between the two sets, and
+all copies of a document are in the same set.
+The held-out set keeps only some of the held-out documents, and each distinct text only once.
 """
 
 import hashlib
@@ -87,11 +87,12 @@ HELD_OUT_BYTES = 4 * EVAL_BYTES  # maximum size of the held-out text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusRequest:
-    """A corpus, and the sets to make from it.
+    """A request to prepare a corpus, with the properties of the sets to make.
 
     `vocab_path` is an existing vocabulary or tokenizer. If it is None, a vocabulary of `vocab_size`
-    tokens is made. If `documents` is None, each plain file is a document, except that each
-    paragraph is one if there are fewer than MIN_FILES files. `also` has more endings of plain text.
+    tokens is made. If `documents` is None, each plain file is a document. However, each paragraph
+    is a document if there are fewer than MIN_FILES files. `also` lists further endings of plain
+    text files.
     """
 
     source: Path
@@ -104,10 +105,11 @@ class CorpusRequest:
 
 
 def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> bool:
-    """Prepare `out_dir`/train, /eval, /vocab.txt and /corpus.json, or resume doing so.
+    """Prepare a corpus, or resume an interrupted preparation.
 
-    Returns whether anything had to be done. Raises ConfigError or DataError for a user's mistake,
-    and if `out_dir` was made from other text or with other settings.
+    Writes train/, eval/, the vocabulary and corpus.json to `out_dir`. Returns whether anything had
+    to be done. Raises ConfigError or DataError for a user's mistake, and DataError if `out_dir` was
+    made from other text or with other settings.
     """
     check_options(wanted, out_dir, workers)
     files, unread = _checked_files(wanted, out_dir)
@@ -163,7 +165,10 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
 
 
 def check_options(wanted: CorpusRequest, out_dir: Path, workers: int) -> None:
-    """Check the options before the text is read, which may take hours. Raises ConfigError."""
+    """Check the options before the text is read, because reading it may take hours.
+
+    Raises ConfigError.
+    """
     if wanted.vocab_path is None:
         check_vocab_size(wanted.vocab_size)
     check_settings(wanted.settings, workers, num_texts=1)
@@ -171,9 +176,9 @@ def check_options(wanted: CorpusRequest, out_dir: Path, workers: int) -> None:
 
 
 def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile], list[Unread]]:
-    """Return the files with their encodings, and what is not read.
+    """Return the files with their encodings, and the files that are not read.
 
-    Prints a line about encodings if they are not all UTF-8. Raises DataError if most bytes are not
+    Prints the encodings if some files are not UTF-8. Raises DataError if most bytes are not
     Unicode text.
     """
     with ProgressLines().never_silent(lambda: "searching for files"):
@@ -200,7 +205,7 @@ def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile]
 
 
 def check_out_dir(text: Path, out_dir: Path) -> None:
-    """Raise ConfigError if files written to `out_dir` would be read as text."""
+    """Raise ConfigError if files that are written to `out_dir` would be read as text."""
     source, out = text.resolve(), out_dir.resolve()
     is_read = out.is_relative_to(source) and not any(
         name.startswith(".") for name in out.relative_to(source).parts
@@ -211,7 +216,10 @@ def check_out_dir(text: Path, out_dir: Path) -> None:
 
 
 def text_digest(files: Sequence[TextFile]) -> str:
-    """Return a digest of the text. Raises DataError if it cannot be read."""
+    """Return a digest of the files' contents and kinds, and of the version of the cleaning.
+
+    Raises DataError if a file cannot be read.
+    """
     kinds = [f"{file.form} {file.packing}" for file in files]
     digests = [file_digest(file.path, "check its permissions") for file in files]
     return _digest(str(CLEANING_VERSION), *kinds, *digests)
@@ -222,7 +230,7 @@ def _digest(*words: str) -> str:
 
 
 def _settings_of(wanted: CorpusRequest, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
-    """Return the settings that must not change if the directory is already prepared."""
+    """Return the settings that must not change when a prepared directory is used again."""
     given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
     settings = {
         "text": text_digest(files),
@@ -236,7 +244,10 @@ def _settings_of(wanted: CorpusRequest, files: Sequence[TextFile], rules: Rules)
 
 
 def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
-    """Return whether a directory is complete. Raises DataError if its settings were different."""
+    """Return whether a directory is completely prepared with these settings.
+
+    Raises DataError if it was prepared with other settings.
+    """
     path = out_dir / "corpus.json"
     if not path.exists():
         return False
@@ -259,7 +270,7 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
 
 
 class Part(NamedTuple):
-    """A file of cleaned text. Each section counts as a document."""
+    """A file of cleaned text, in which each section of a document counts as a document."""
 
     file: str
     documents: int
@@ -268,13 +279,13 @@ class Part(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """The result of cleaning, for one job or for several.
+    """The result of cleaning, for one job or for several jobs together.
 
-    `num_chars` counts the characters that are kept, and `left_out` those that are left out, by
-    reason. `lowest` has the digest, the sections and the bytes of the held-out documents, and of
-    the next few documents of each job. `different` has the lowest digests of each job without
-    repetition, which shows whether most documents are copies. `one_sentence` counts documents of a
-    single sentence.
+    `num_chars` counts the characters that are kept. `left_out` counts the characters that are left
+    out for each reason. `lowest` has [digest, number of sections, bytes] for each held-out document
+    and for the documents with the next higher digests of each job. `different` has the lowest
+    distinct digests of each job, which show whether most documents are copies. `one_sentence`
+    counts the documents that have a single sentence.
     """
 
     train: list[Part]
@@ -292,7 +303,11 @@ Job = tuple[int, list[TextFile]]  # a number, and pieces of files
 def _clean_all(
     files: Sequence[TextFile], rules: Rules, text: str, text_dir: Path, workers: int, share: float
 ) -> tuple[Path, Cleaned]:
-    """Clean and split all files, in a directory for this text, these rules and this share."""
+    """Clean all files and split their documents into training and held-out text.
+
+    Returns the directory of the resulting parts, which depends on the text, the rules and the
+    share, and the results of all jobs together.
+    """
     parts_dir = text_dir / _digest(text, str(rules), str(share))[:16]
     make_directory(parts_dir)
     jobs = plan_jobs(files, rules)
@@ -321,8 +336,8 @@ def _clean_all(
 def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
     """Group small files into jobs, and cut large plain files between documents.
 
-    The jobs depend only on the names and sizes of the files, and not on the number of workers, so
-    that the same files always give the same parts.
+    The jobs depend only on the names and sizes of the files, not on the number of workers, so the
+    same files always result in the same parts.
     """
     wanted = min(MAX_PART_BYTES, max(MIN_PART_BYTES, text_bytes(files) // WANTED_PARTS))
     groups: list[list[TextFile]] = []
@@ -337,7 +352,7 @@ def plan_jobs(files: Sequence[TextFile], rules: Rules) -> list[Job]:
 
 
 def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
-    """Yield a file in pieces of about `wanted` bytes if it can be cut, otherwise as a whole."""
+    """Cut a file into pieces of about `wanted` bytes, or yield it whole if it cannot be cut."""
     if can_be_cut(file, rules):
         for position in range(wanted, file.size_bytes, wanted):
             if position > file.start:
@@ -350,10 +365,10 @@ def _pieces(file: TextFile, rules: Rules, wanted: int) -> Iterator[TextFile]:
 
 
 def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
-    """Clean the files of a job, or read the record of its earlier result.
+    """Clean the files of a job, or read its earlier result if the job is already complete.
 
-    The record is written last, so it exists only if the job is complete. Raises DataError if
-    something cannot be read.
+    The result is recorded last, so the record exists only if the job is complete. Raises DataError
+    if a file or the record cannot be read.
     """
     number, pieces = job
     record = parts_dir / f"job-{number:05d}.json"
@@ -394,7 +409,7 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
 
 
 class _PartWriter:
-    """Writes documents to files of about MAX_PART_BYTES, whose names begin with `stem`."""
+    """Writes documents to files of about MAX_PART_BYTES bytes, whose names begin with `stem`."""
 
     def __init__(self, stem: Path) -> None:
         self._stem = stem
@@ -403,14 +418,14 @@ class _PartWriter:
         self._num_bytes = 0
 
     def add(self, document: str) -> None:
-        """Add the sentences of a document."""
+        """Add a document, which is given as lines of one sentence each."""
         if self._num_bytes > MAX_PART_BYTES:
             self.finish()
         self._documents.append(document.encode())
         self._num_bytes += len(self._documents[-1]) + 1
 
     def finish(self) -> list[Part]:
-        """Write the documents that are not written yet, and return all parts."""
+        """Write the remaining documents and return all parts that were written."""
         if self._documents:
             path = self._stem.with_name(f"{self._stem.name}-{len(self._parts):03d}.txt")
             contents = b"\n".join(self._documents)
@@ -422,12 +437,15 @@ class _PartWriter:
 
 
 def num_documents(parts: Iterable[Part]) -> int:
-    """Return the number of documents in some parts."""
+    """Return the number of documents in all given parts."""
     return sum(part.documents for part in parts)
 
 
 def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
-    """Return the parts with enough documents. The other parts are joined into one more part."""
+    """Return the files of the training text.
+
+    Parts with too few documents are joined into one more file.
+    """
     large = [part for part in cleaned.train if part.documents >= MIN_DOCUMENTS]
     small = [part for part in cleaned.train if part.documents < MIN_DOCUMENTS]
     if small and len(small) < MIN_DOCUMENTS and large:
@@ -441,7 +459,10 @@ def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
 
 
 def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
-    """Write a copy of the given vocabulary, or one made from the training text."""
+    """Write a copy of the given vocabulary, or make one from the training text.
+
+    Returns the path of the written file.
+    """
     if wanted.vocab_path is not None:
         vocabulary = load_any_vocabulary(wanted.vocab_path)
         path = out_dir / file_name(vocabulary)
@@ -459,7 +480,10 @@ def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], wor
 def _check_documents(
     wanted: CorpusRequest, rules: Rules, cleaned: Cleaned, documents: dict[str, int]
 ) -> None:
-    """Raise DataError if nothing can be learned from the documents, and say what would help."""
+    """Raise DataError if a model cannot learn from the documents.
+
+    The message says what would help.
+    """
     parts = [*cleaned.train, *cleaned.held_out]
     number = num_documents(parts)
     problem = f"has {number:,} documents"
@@ -494,10 +518,10 @@ def _check_documents(
 
 
 def default_share(files: Sequence[TextFile]) -> float:
-    """Return the default fraction of documents to hold out, a power of two.
+    """Return the default fraction of documents to hold out, which is a power of two.
 
-    If text is added, the fraction either stays the same or is halved. If it is halved, about half
-    of the held-out documents stay held out.
+    If the user adds text, the fraction stays the same or is halved, possibly several times. Each
+    time it is halved, about half of the held-out documents stay held out.
     """
     share = LARGEST_SHARE
     while share * text_bytes(files) > HELD_OUT_BYTES:
@@ -506,13 +530,16 @@ def default_share(files: Sequence[TextFile]) -> float:
 
 
 def fitting_share(cleaned: Cleaned, share: float) -> float:
-    """Return the fraction to hold out, which differs from `share` for few or long documents."""
+    """Return the fraction of documents to hold out.
+
+    It differs from `share` if there are few documents, or if the held-out documents are long.
+    """
     parts = [*cleaned.train, *cleaned.held_out]
     max_bytes = MAX_HELD_OUT * share * sum(part.num_bytes for part in parts)
     wanted = max(MIN_DOCUMENTS, min(WANTED_HELD_OUT, num_documents(parts) // 8))
 
     def held_out() -> tuple[int, int]:
-        """Return the documents and bytes that the current share holds out."""
+        """Return the number of documents and of bytes that the current share holds out."""
         low = [each for each in cleaned.lowest if each[0] < share * 2**64]
         return sum(count for _, count, _ in low), sum(size for _, _, size in low)
 
@@ -524,7 +551,10 @@ def fitting_share(cleaned: Cleaned, share: float) -> float:
 
 
 def choose_held_out(paths: Iterable[Path]) -> list[str]:
-    """Return the documents with the lowest digests, without copies, about EVAL_BYTES in total."""
+    """Return the documents of the held-out set.
+
+    These are the distinct documents with the lowest digests, about EVAL_BYTES in total.
+    """
     kept: list[tuple[int, str]] = []
     for path in paths:
         found = {(digest_of(document), document) for document in documents_of(path)}
@@ -542,7 +572,7 @@ def choose_held_out(paths: Iterable[Path]) -> list[str]:
 
 
 def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[Unread]) -> None:
-    """Print the size of the corpus, how documents are separated, and what is not read."""
+    """Print the size of the corpus, the rule for documents, and which files are not read."""
     megabytes = sum(file.size_bytes for file in files) / 1e6
     rule = f"read with --documents {rules.documents}"
     print(f"corpus: {megabytes:,.1f} MB in {len(files):,} files, {rule}", flush=True)
@@ -551,7 +581,10 @@ def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[Unread
 
 
 def _show_left_out(cleaned: Cleaned) -> dict[str, object]:
-    """Print how much of the text is left out and why, as a warning if it is much."""
+    """Print how much of the text is left out and why, as a warning if the fraction is large.
+
+    Returns these counts for corpus.json.
+    """
     left_out = sum(cleaned.left_out.values())
     of_the_text = cleaned.num_chars + left_out
     warning = "warning: " if left_out > MAX_LEFT_OUT * of_the_text else ""

@@ -1,8 +1,9 @@
-"""Makes a word-piece vocabulary from a corpus, counting words part by part.
+"""Makes a word-piece vocabulary from the parts of a cleaned corpus.
 
-Words are counted in at most SAMPLE_BYTES of the text, sampled evenly by the documents' digests, so
-that memory and time stay bounded. The most frequent characters are kept, up to half of the
-vocabulary. A word with any other character is ignored here and becomes [UNK] in training.
+Words are counted in about SAMPLE_BYTES of the text at most, so that memory and time stay bounded.
+The documents' digests determine which documents are counted. The most frequent characters are kept,
+up to half of the vocabulary. A word with any other character is ignored here and becomes [UNK] in
+training.
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ MAX_VOCAB_SIZE = 2**20
 
 
 def corpus_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> list[str]:
-    """Make a vocabulary of exactly `vocab_size` tokens, always the same for the same parts.
+    """Make a vocabulary of exactly `vocab_size` tokens, deterministically for the same parts.
 
     Raises ConfigError if no vocabulary of this size can be made.
     """
@@ -42,14 +43,14 @@ def corpus_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> l
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raise ConfigError if no vocabulary of this size can be made."""
+    """Raise ConfigError if `vocab_size` is outside the supported range."""
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         remedy = f"set it to a number from {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE:,}"
         raise ConfigError("model.vocab_size", f"is {vocab_size}", remedy)
 
 
 def count_part(path: Path, *, share: float) -> Counter[str]:
-    """Count the strings between white space in a share of a part's documents."""
+    """Count the words (separated by white space) in a fraction `share` of a part's documents."""
     counts: Counter[str] = Counter()
     for document in documents_of(path):
         if digest_of(document) >= (1 - share) * 2**64:  # low digests belong to held-out text
@@ -58,9 +59,10 @@ def count_part(path: Path, *, share: float) -> Counter[str]:
 
 
 def with_frequent_characters(words: Mapping[str, int], max_tokens: int) -> dict[str, int]:
-    """Return the words that consist of the most frequent characters.
+    """Return the counts of the words that consist only of the most frequent characters.
 
-    These characters and the special tokens make at most `max_tokens` tokens.
+    `words` maps words to their counts. The kept characters and the special tokens are at most
+    `max_tokens` tokens.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():

@@ -1,1 +1,1 @@
-"""Makes reports on runs from the files that the runs wrote."""
+"""Creates reports about runs from the files that the runs wrote."""

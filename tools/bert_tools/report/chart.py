@@ -1,4 +1,4 @@
-"""Describes the curves, scales and numbers of charts, independently of how they are drawn."""
+"""Describes charts (curves, scales, tick labels) independently of how they are drawn."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,10 @@ MAX_DOTS = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One curve of values over samples. `run` is the number of its run."""
+    """One run's curve of values over trained samples.
+
+    `run` is the number of the run in the report. A value of None is a gap in the curve.
+    """
 
     run: int
     label: str
@@ -26,29 +29,30 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """Return the values without the gaps."""
+        """Return the curve's values, leaving out its gaps."""
         return [value for _, value in self.points if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One axis with its range and its labelled ticks."""
+    """The scale of an axis: its range, and its ticks with their labels."""
 
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
 
     def share(self, value: float) -> float:
-        """Return the relative position of a value: 0 at the low end, 1 at the high end."""
+        """Return the relative position of a value on the axis, from 0 (low end) to 1 (high end)."""
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves of one key of `metrics.jsonl` over samples, on one scale.
+    """A chart of one metric over samples, with one curve per run.
 
-    The scale starts at `floor` or below it. `levels` are horizontal lines (value, label). If
-    `has_dots` is true, the values of a curve with at most MAX_DOTS values are marked by dots.
+    `key` is the metric's key in `metrics.jsonl`. The vertical scale starts at `floor` or below.
+    Each of `levels`, (value, label), becomes a horizontal line. If `has_dots` is true, dots mark
+    the values of each curve that has at most MAX_DOTS of them.
     """
 
     key: str
@@ -66,7 +70,7 @@ class Chart:
         return _scale(0.0, max(ends, default=0.0) or 1.0)
 
     def value_scale(self) -> Scale:
-        """Return the vertical scale for all values and levels, including the floor if any."""
+        """Return the vertical scale, which spans all values, all levels and the floor, if any."""
         values = [value for series in self.series for value in series.values]
         values += [value for value, _ in self.levels]
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -79,7 +83,7 @@ class Chart:
         return _scale(low if self.floor == low else low - margin, high + margin)
 
     def in_words(self) -> str:
-        """Describe the chart for readers who cannot see it."""
+        """Describe the chart in one text, for readers who cannot see it."""
         curves = "; ".join(
             f"{each.label}, {len(each.values)} values, the last {significant(each.values[-1])}"
             for each in self.series
@@ -88,7 +92,10 @@ class Chart:
         return f"{self.title} over samples: {curves}"
 
     def dots_of(self, series: Series) -> bool:
-        """Return whether values are shown as dots. A single one always is, as it makes no line."""
+        """Return whether the values of a curve are marked by dots.
+
+        A single value always is, because it makes no line.
+        """
         return len(series.values) <= (MAX_DOTS if self.has_dots else 1)
 
 
@@ -98,10 +105,10 @@ def _scale(low: float, high: float) -> Scale:
 
 
 def thinned(points: Sequence[Point], max_points: int) -> tuple[Point, ...]:
-    """Reduce a curve to about `max_points` points, at least 8, and keep its peaks.
+    """Reduce a curve to about `max_points` points, at least 8, so that its peaks stay visible.
 
-    The first and the last point are kept. The others are split into equal parts, and each part
-    keeps its lowest point, its highest point and a gap, if it has one.
+    The first and the last point are kept. The points between them are split into equal parts. Of
+    each part, the lowest point, the highest point and the first gap, if any, are kept.
     """
     if len(points) <= max(max_points, 8):
         return tuple(points)
@@ -164,7 +171,10 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """Return the labels of an axis's ticks, with few decimals and one prefix such as k for all."""
+    """Return the labels for the ticks of one axis.
+
+    The labels have few decimals and share one unit prefix, such as k.
+    """
     largest = max(map(abs, values), default=0.0)
     step = values[1] - values[0] if len(values) > 1 else largest
     if largest >= _MAX_PLAIN or 0 < step < 1e-4:

@@ -1,4 +1,4 @@
-"""The sub-command `report`: write runs as a page or as TensorBoard scalars."""
+"""Defines the sub-command `report`, which writes an HTML page or TensorBoard scalars."""
 
 import argparse
 import os
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(args: argparse.Namespace, runs: Sequence[Run]) -> str:
-    """Write the page and return the line that tells the user where it is."""
+    """Write the HTML page and return a line that tells the user where it is."""
     page, paths = args.out, args.run_paths
     if page is None:
         page = (paths[0] if len(paths) == 1 else Path("runs")) / PAGE
@@ -81,10 +81,10 @@ def _page(args: argparse.Namespace, runs: Sequence[Run]) -> str:
 
 
 def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
-    """Write one event file and return the command that shows it.
+    """Write a run's TensorBoard event file and return a line with the command that shows it.
 
-    Raises ConfigError if the directory already has an event file, because TensorBoard would merge
-    the two.
+    Raises ConfigError if there are several runs. Also raises ConfigError if the directory already
+    has an event file, because TensorBoard would merge both files.
     """
     if len(runs) > 1:
         problem = f"has {len(runs)} runs"
@@ -99,7 +99,7 @@ def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
 
 
 def _write_scalars(directory: Path, run: Run) -> int:
-    """Write one event file into a directory and return the number of its scalars.
+    """Write a run's metrics to a TensorBoard event file and return the number of scalars in it.
 
     The wall time of every event is 0, because metrics.jsonl has no times. Raises DataError if the
     file cannot be written.

@@ -1,4 +1,4 @@
-"""Computes single numbers of runs, and finds the settings in which they differ."""
+"""Computes summary numbers of runs, and finds the settings in which runs differ."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,10 @@ _FORMS: dict[str, Callable[[Number], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a run. `value` computes it, or returns None if the run's files lack it."""
+    """A summary number that can be computed for any run.
+
+    `value` computes the number, or returns None if the run's files do not contain it.
+    """
 
     label: str
     form: str
@@ -32,38 +35,44 @@ class Measure:
     unit: str = ""
 
     def in_words(self, value: Number) -> str:
-        """Format the number with its unit, as a table shows it."""
+        """Format a value of this measure with its unit, as a table shows it."""
         words = _FORMS[self.form](value)
         return f"{words} {self.unit}" if self.unit else words
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting with its name and its value in each run, None for a run without it."""
+    """A setting's name and its value in each run.
+
+    The value is None for a run that does not have the setting.
+    """
 
     name: str
     values: tuple[str | None, ...]
 
     @property
     def differs(self) -> bool:
-        """Return whether runs have different values, or only some runs have one."""
+        """Return whether the runs have different values, or only some of them have a value."""
         return len(set(self.values)) > 1
 
 
 def samples_to_target(run: Run) -> int | None:
-    """Return the number of samples at the first evaluation that reached the target."""
+    """Return the number of samples at the first evaluation that reached the target.
+
+    Returns None if the target is not known or was not reached.
+    """
     if run.target is None:
         return None
     return next((samples for samples, each in run.evaluations if each >= run.target), None)
 
 
 def _time_to_train_s(run: Run) -> float | None:
-    """Return MLPerf's time to train in seconds, None if the target was not reached."""
+    """Return MLPerf's time to train in seconds, or None if the target was not reached."""
     return run.time_to_train_s if run.state == "target reached" else None
 
 
 def _training_s(run: Run) -> float | None:
-    """Return the seconds of training of all attempts together."""
+    """Return the training time of all attempts together in seconds, or None if it is not known."""
     return run.outcome.seconds if run.outcome else None
 
 
@@ -88,7 +97,10 @@ def _skipped(run: Run) -> int | None:
 
 
 def _eager_steps(run: Run) -> int | None:
-    """Return the eager steps of a run whose steps should be captured, None for other runs."""
+    """Return the number of eager steps of a run whose steps should be captured.
+
+    Returns None for a run that does not capture steps.
+    """
     is_captured = run.config is not None and run.config.run.step_mode == "captured"
     return sum(run.known("eager_steps")) if is_captured and run.records else None
 
@@ -122,20 +134,20 @@ MEASURES = (
 
 
 def setting_rows(runs: Sequence[Run]) -> list[Row]:
-    """Return all settings of the configs, named `section.field`."""
+    """Return all settings of the runs' configs as rows, named `section.field`."""
     return _rows([_settings(each) for each in runs])
 
 
 def environment_rows(runs: Sequence[Run]) -> list[Row]:
-    """Return all facts of `environment.json`."""
+    """Return all facts of the runs' `environment.json` as rows."""
     return _rows([each.environment for each in runs])
 
 
 def differences(runs: Sequence[Run]) -> list[Row]:
     """Return the settings and the facts of the environment whose values differ between runs.
 
-    The compared seed is the one that a run used, even if its config did not set one. Start times
-    are not compared, because they always differ.
+    The seeds are those that the runs used, even if their configs set none. Start times are not
+    compared, because they always differ.
     """
     environment = [
         Row(f"environment: {row.name}", row.values)
@@ -147,12 +159,15 @@ def differences(runs: Sequence[Run]) -> list[Row]:
 
 
 def _seed(run: Run) -> dict[str, str]:
-    """Return a setting with the seed that a run used, or no setting if it is not known."""
+    """Return the seed that a run used as a setting, or an empty dict if the seed is not known."""
     return {SEED: run.environment["seed"]} if "seed" in run.environment else {}
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """Return the settings of a run by name, with the global batch size that follows from them."""
+    """Return the settings of a run's config by name.
+
+    The global batch size, which follows from the settings, is added.
+    """
     if run.config is None:
         return {}
     found = {

@@ -1,7 +1,7 @@
-"""Renders the page of a report: one HTML file that loads nothing and needs no script.
+"""Renders a report as one HTML page that loads no other files and needs no scripts.
 
-The template is page.html. Every value is escaped and made one printable line when it is inserted,
-because anybody may have written the files of a run.
+The template is page.html. Every inserted value is escaped and reduced to one printable line,
+because the files of a run may come from an untrusted source.
 """
 
 import base64
@@ -86,7 +86,7 @@ CHARTS = (
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """Render the page for one run or for several side by side."""
+    """Render the HTML page for one run, or for several runs side by side."""
     style = _text_of("page.css")
     different = differences(runs) if len(runs) > 1 else []
     return _template().render(
@@ -113,7 +113,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _about_differences(runs: Sequence[Run], rows: Sequence[Row]) -> str:
-    """Say what is equal in all runs, and what was not compared."""
+    """Describe which settings and facts are equal in all runs, and what was not compared."""
     is_known = all(each.config is not None and each.environment for each in runs)
     known = "" if is_known else ", as far as the files of the runs show"
     if not rows:
@@ -126,7 +126,10 @@ def _about_differences(runs: Sequence[Run], rows: Sequence[Row]) -> str:
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
-    """Return the charts that these runs have values for, the accuracy with its targets first."""
+    """Return the charts for which these runs have values.
+
+    The first chart is the accuracy, which also shows the targets.
+    """
     targets = sorted({run.target for run in runs if run.target is not None})
     max_points = max(_MIN_POINTS, _POINTS_PER_CHART // len(runs))
     charts = []
@@ -147,7 +150,10 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _points(run: Run, key: str) -> list[Point]:
-    """Return the points of a curve. A loss that is not finite becomes a gap."""
+    """Return the points of a run's curve of the metric `key`.
+
+    A loss that is not finite becomes a gap.
+    """
     scale = 1 / _BYTES_PER_GIB if key == "memory_bytes" else 1.0
     points: list[Point] = []
     for record in run.records:
@@ -175,7 +181,7 @@ def _template() -> Template:
 
 
 def _finalized(value: object) -> object:
-    """Return a value as one printable line, before it is escaped."""
+    """Convert a value of the template to one printable line before it is escaped."""
     if value is None or hasattr(value, "__html__"):  # the template's own markup has __html__
         return value or ""
     return one_line(str(value))
@@ -186,13 +192,16 @@ def _text_of(name: str) -> str:
 
 
 def _policy(style: str) -> str:
-    """Return the content security policy, which allows this style sheet and nothing more."""
+    """Return the page's content security policy.
+
+    It allows the style sheet `style` and forbids everything else.
+    """
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 def run_class(run: int) -> str:
-    """Return the CSS classes of a run's colour and, from the ninth run on, of its dashes."""
+    """Return the CSS classes that set the colour and the dash pattern of a run's curve."""
     return f"r{run % COLOURS} dash{run // COLOURS}"
 
 
@@ -202,7 +211,10 @@ def percent(share: float) -> str:
 
 
 def path_of(series: Series, across: Scale, up: Scale) -> str:
-    """Return the SVG path of a curve in a box of `_BOX` units. A gap starts a new segment."""
+    """Return the SVG path of a curve in a square with sides of `_BOX` units.
+
+    A new segment starts after each gap.
+    """
     words, pen = [], "M"
     for x, value in series.points:
         if value is None:
@@ -215,12 +227,15 @@ def path_of(series: Series, across: Scale, up: Scale) -> str:
 
 
 def state_sign(run: Run) -> tuple[str, str]:
-    """Return the CSS class and the sign for the state of a run."""
+    """Return the CSS class and the symbol that show the state of a run."""
     return _STATE_SIGNS.get(run.state, _OTHER_SIGN)
 
 
 def device_in_words(environment: Mapping[str, str]) -> str:
-    """Describe the device, for example `2 ranks on cpu`. Parts that are not known are left out."""
+    """Describe a run's ranks and device, for example `2 ranks on cpu`.
+
+    Facts that the environment does not contain are left out.
+    """
     ranks, device = environment.get("world_size"), environment.get("device")
     if not ranks or not device:
         return device or ""
@@ -242,7 +257,7 @@ def _state_in_words(run: Run) -> str:
 
 
 def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield the main numbers of a run as short label, formatted number, and unit."""
+    """Yield the main numbers of a run, each as (short label, formatted number, unit)."""
     for measure in MEASURES:
         label = measure.label.partition(" (")[0].partition(",")[0]
         if label in _TILES and (value := measure.value(run)) is not None:
@@ -250,7 +265,11 @@ def _tiles(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _measure_rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield a row per number, with each run's change from the first run and its value."""
+    """Yield one table row per summary number.
+
+    Each run has a cell (change from the first run, formatted value), which is empty if the run does
+    not have the number.
+    """
     for measure in MEASURES:
         values = [measure.value(run) for run in runs]
         if any(value is not None for value in values):
@@ -266,7 +285,10 @@ def _measure_rows(runs: Sequence[Run]) -> Iterator[tuple[str, list[tuple[str, st
 
 
 def _change(first: Number | None, value: Number) -> str:
-    """Format the change from the first run's value, empty if it is negligible or unknown."""
+    """Format the relative change from the first run's value.
+
+    The text is empty if the change is negligible or cannot be computed.
+    """
     if not first or not value or abs(value) > 1e6 * abs(first):
         return ""
     ratio = value / first

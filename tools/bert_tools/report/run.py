@@ -1,6 +1,6 @@
-"""Finds runs in directories, and reads their folders `run_<i>` and the logs next to them.
+"""Finds runs in directories, and reads each run's folder `run_<i>` and the log next to it.
 
-Damaged lines of metrics are skipped, and missing files are reported.
+The reader skips damaged lines of metrics and reports missing files.
 """
 
 import json
@@ -34,14 +34,14 @@ Points = tuple[tuple[int, float], ...]  # numbers of samples trained so far, and
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One run as described by its files. Missing facts are None or empty.
+    """A run as described by its files. Facts that the files do not contain are None or empty.
 
-    `label` distinguishes the run from the others of a report. `records` are the records of
+    `label` distinguishes the run from the report's other runs. `records` are the records of
     `metrics.jsonl`. `time_to_train_s` is MLPerf's time from `run_start` to `run_stop`. It is None
-    for a run that was resumed, because each attempt has its own log. `init_s` is the time from
-    `init_start` to `init_stop`. `attempts` counts the attempts before the last one. `last_written`
+    for a resumed run, because each attempt has its own log. `init_s` is the time from `init_start`
+    to `init_stop`. `attempts` counts the attempts before the last one. `last_written`
     is the time at which the metrics of a run without a recorded end were last written, in seconds
-    since the epoch. `absent` has sentences about missing files.
+    since the epoch. `absent` has one sentence per missing file.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Run:
 
     @property
     def target(self) -> float | None:
-        """Return the target accuracy, None if it is not known or there is none."""
+        """Return the target accuracy, or None if the run has no target or no config."""
         return self.config.eval.target if self.config else None
 
     @property
     def evaluations(self) -> Points:
-        """Return the held-out accuracies of all evaluations."""
+        """Return (samples, held-out accuracy) for each evaluation."""
         return points_in(self.records, "mlm_accuracy")
 
     @property
@@ -72,19 +72,22 @@ class Run:
         return ended_in_words(self.outcome, self.config) if self.outcome else "no end recorded"
 
     def known(self, key: str) -> list[Any]:
-        """Return all numbers of a key in the records."""
+        """Return the numbers that the records contain for a key, in order."""
         return [value for _, value in points_in(self.records, key)]
 
 
 def points_in(records: Sequence[Record], key: str) -> Points:
-    """Return all numbers of a key, each with the samples of its record."""
+    """Return (samples, number) for each record that has a number for the key."""
     return tuple(
         (record["samples"], record[key]) for record in records if record.get(key) is not None
     )
 
 
 def ended_in_words(outcome: RunOutcome, config: RunConfig | None) -> str:
-    """Describe how a run ended. A run without a config is assumed to have had a target."""
+    """Describe in a few words how a run ended.
+
+    If `config` is None, the run is assumed to have had a target.
+    """
     has_target = config is None or config.eval.target is not None
     if outcome.status == "success":
         return "target reached" if has_target else "finished, no target"
@@ -94,7 +97,10 @@ def ended_in_words(outcome: RunOutcome, config: RunConfig | None) -> str:
 
 
 def read_run(folder: Path, label: str) -> Run:
-    """Read a run. Raises DataError or ConfigError for a damaged file, but not for a missing one."""
+    """Read a run's files from its folder.
+
+    Raises DataError or ConfigError for a damaged file, but not for a missing one.
+    """
     config = read_if_there(folder / "config.toml", load_config)
     records = tuple(read_if_there(folder / "metrics.jsonl", read_metrics) or ())
     outcome = read_if_there(folder / "outcome.json", read_outcome)
@@ -127,21 +133,24 @@ def read_run(folder: Path, label: str) -> Run:
 
 
 def read_if_there(path: Path, reader: Callable[[Path], Contents]) -> Contents | None:
-    """Return the reader's result for a path, or None if nothing exists there."""
+    """Read a file with `reader`, or return None if the file does not exist."""
     return reader(path) if os.path.lexists(path) else None
 
 
 def _between(log: RunLog, start: str, stop: str) -> float | None:
-    """Return the seconds between the first records of two keys, None if one is missing."""
+    """Return the time from the first record `start` to the first record `stop`, in seconds.
+
+    Returns None if one of the records is missing.
+    """
     found = [record.time_ms for key in (start, stop) for record in log.named(key)[:1]]
     return (found[1] - found[0]) / _MS_PER_S if len(found) == 2 else None
 
 
 def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return the folders of all runs in some paths by label, without repetition.
+    """Return the folders of all runs in `paths` by label. Each folder occurs once.
 
-    A path is a run directory or one of its `run_<i>`. Raises DataError if a path has no run, and
-    ConfigError if there are more than MAX_RUNS.
+    A path is a run directory or one of its folders `run_<i>`. Raises DataError if a path has no
+    run, and ConfigError if there are more than MAX_RUNS.
     """
     by_real_path: dict[str, Path] = {}
     for path in paths:
@@ -158,7 +167,9 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def newest_run(path: Path) -> Path | None:
-    """Return `path` if it is a run, otherwise its `run_<i>` with the highest i, or None.
+    """Return the newest run of a path: the path itself, or its `run_<i>` with the highest i.
+
+    Returns None if the path has no run.
 
     Raises DataError if `path` is not a directory or cannot be read.
     """
@@ -167,7 +178,7 @@ def newest_run(path: Path) -> Path | None:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Return the runs that a path is or contains, in the order of their numbers.
+    """Return the path itself if it is a run, otherwise the runs in it, in ascending order.
 
     Raises DataError if the path is not a directory or cannot be read.
     """
@@ -183,10 +194,10 @@ def _runs_of(path: Path) -> list[Path]:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """Return a short label per run: `a` for `runs/a/run_0`.
+    """Return a short label for each run, for example `a` for `runs/a/run_0`.
 
-    If two labels would be equal, longer parts of the paths become the labels. If two of these are
-    still equal, every label gets a number.
+    If two labels are equal, all labels use more components of their paths. If two of the longest
+    labels are still equal, every label gets a number.
     """
     paths = [folder.absolute().parts for folder in folders]
     for labels in (
@@ -202,10 +213,10 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the records of a `metrics.jsonl` in ascending order of `step`.
 
-    Each record has finite numbers or None by key, with at least `step`, `samples`,
-    `skipped_steps`, `loss` and `mlm_accuracy`. Values that are not numbers are left out, and so is
-    an incomplete last line, because the run may have been killed or may still be running. Damaged
-    lines are skipped and reported in one line on stderr.
+    A record maps keys to finite numbers or None. It has at least the keys `step`, `samples`,
+    `skipped_steps`, `loss` and `mlm_accuracy`. Values that are not numbers are left out. An
+    incomplete last line is ignored, because the run may have been killed or may still be running.
+    Other damaged lines are skipped and reported in one line on stderr.
 
     Raises DataError if the file is missing or cannot be read.
     """
@@ -216,7 +227,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def metrics_in(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Read records like `read_metrics`, and describe skipped lines as printable text.
+    """Read the records of a `metrics.jsonl`, as `read_metrics` does, without printing.
+
+    Returns the records and a printable description of the skipped lines, empty if there are none.
 
     Raises DataError, as `read_metrics` does.
     """
@@ -251,7 +264,10 @@ def _contents(path: Path) -> bytes:
 
 
 def _record_in(line: bytes) -> dict[str, Any]:
-    """Parse the record on a line. Raises ValueError or RecursionError for anything else."""
+    """Parse a line of `metrics.jsonl`.
+
+    Raises ValueError or RecursionError if the line is not a record.
+    """
     found = json.loads(line)
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
@@ -265,7 +281,9 @@ def _record_in(line: bytes) -> dict[str, Any]:
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """Read a run's environment as texts by key, such as `packages.torch`, in the file's order.
+    """Read the facts of a run's `environment.json` as texts, in the order of the file.
+
+    The key of a nested fact has the form `packages.torch`.
 
     Raises DataError if the file is missing or is not a JSON object.
     """

@@ -1,7 +1,8 @@
-"""The sub-command `watch`: show how runs are doing, in a few lines each on the terminal.
+"""Defines the sub-command `watch`, which shows the progress of runs on the terminal.
 
-It only reads the runs' files, and reads them again for each snapshot. A signal takes effect after
-the screen is drawn. Text from files passes through `one_line` before it is printed.
+The command only reads the runs' files, and it reads them again for each snapshot. A signal takes
+effect after the screen has been drawn. All text from files passes through `one_line` before it is
+printed.
 """
 
 import argparse
@@ -46,9 +47,10 @@ _BAR, _LABEL = 24, 10  # columns of the progress bar and of a number's name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A run at one moment.
+    """The state of a run at one moment.
 
-    `age_s` is the time in seconds since its files were last written, None before the first record.
+    `age_s` is the time in seconds since the run's files were last written. It is None before the
+    first record.
     `problems` describes damaged files as printable text.
     """
 
@@ -67,7 +69,11 @@ class Snapshot:
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether nothing was written for much longer than usual between two records."""
+        """Return whether a running run seems to have stalled.
+
+        This is the case if it has written nothing for much longer than it usually takes between two
+        records.
+        """
         if self.has_ended or self.age_s is None:
             return False
         return self.age_s > max(MIN_STALLED_S, STALLED_TIMES * self._usual_s)
@@ -87,12 +93,12 @@ class Snapshot:
 
     @property
     def rate(self) -> float | None:
-        """Return samples per second, the median of the newest records, None if not known."""
+        """Return the median samples per second of the newest records, or None if not known."""
         return samples_per_s(self.records)
 
     @property
     def remaining(self) -> Remaining | None:
-        """Return the remaining time at the current rate, None if not known."""
+        """Estimate the remaining time at the current rate, or return None if it is not known."""
         if self.config is None or not self.records:
             return None
         evaluations = points_in(self.records, "mlm_accuracy")
@@ -100,7 +106,7 @@ class Snapshot:
 
     @property
     def _usual_s(self) -> float:
-        """Return the usual time between two records in seconds, without evaluations."""
+        """Return the median time between recent records in seconds, not including evaluations."""
         found = [
             (new["step"] - old["step"]) * new["step_ms"] / 1e3
             for old, new in pairwise(self.records[-NEWEST - 1 :])
@@ -125,9 +131,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the runs until all have ended, a signal arrives or the terminal is closed, and return 0.
+    """Show the runs and return 0.
 
-    Raises DataError if a RUN is not a directory, or if it is missing and the state is printed once.
+    Ends when all runs have ended, a signal arrives, or the terminal is closed.
+
+    Raises DataError if a given RUN is not a directory. If the state is printed only once, a missing
+    RUN is an error too.
     """
     # rich turns colours off if NO_COLOR is set or the terminal has none.
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -159,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
 def snapshot_of(path: Path) -> Snapshot:
     """Read the current state of a run, or of the newest run of a run directory.
 
-    Raises DataError if the path is not a directory. A damaged file becomes a problem of the run.
+    Raises DataError if the path is not a directory. A damaged file is described in `problems`.
     """
     directory = newest_run(path)
     if directory is None:
@@ -167,7 +176,7 @@ def snapshot_of(path: Path) -> Snapshot:
     problems: list[str] = []
 
     def read(name: str, reader: Any) -> Any:
-        """Return the reader's result, or None for a file that is missing or damaged."""
+        """Read a file of the run, or return None if the file is missing or damaged."""
         try:
             return read_if_there(directory / name, reader)
         except UserError as error:
@@ -195,7 +204,7 @@ def snapshot_of(path: Path) -> Snapshot:
 
 
 def screen_of(snapshots: Sequence[Snapshot]) -> RenderableType:
-    """Render each run for the terminal: its name, its state, and lines with its numbers."""
+    """Render the runs for the terminal, each as its name, its state, and lines with numbers."""
     lines = []
     for snapshot in snapshots:
         is_fine = snapshot.outcome is None or snapshot.outcome.status == "success"
@@ -208,7 +217,7 @@ def screen_of(snapshots: Sequence[Snapshot]) -> RenderableType:
 
 
 def rows_of(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """Return the lines of a run, each with a name and a value as printable text."""
+    """Return the lines about a run, each as (name, value) in printable text."""
     rows: list[tuple[str, str]] = []
     if snapshot.records:
         rows += _numbers(snapshot, snapshot.records[-1])
@@ -243,7 +252,7 @@ def _numbers(snapshot: Snapshot, last: Record) -> list[tuple[str, str]]:
 
 
 def _accuracy(snapshot: Snapshot) -> str:
-    """Describe the last accuracy, the best one if it was higher, and the target."""
+    """Describe the last accuracy, the best accuracy if it was higher, and the target."""
     target = snapshot.config.eval.target if snapshot.config else None
     accuracies = [accuracy for _, accuracy in points_in(snapshot.records, "mlm_accuracy")]
     words = f"{accuracies[-1]:.4f}" if accuracies else "no evaluation yet"

@@ -1,1 +1,1 @@
-"""Search hyper-parameters with many short trainings by `train`, and write the best config."""
+"""Searches hyper-parameters with many short training runs and writes the best config."""

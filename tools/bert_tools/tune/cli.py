@@ -1,4 +1,4 @@
-"""The sub-command `tune`. Heavy modules are imported only when it runs."""
+"""Defines the sub-command `tune`, which imports heavy modules only when it runs."""
 
 import argparse
 import shlex
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, and return 0 if a trial reached the target, otherwise 3.
+    """Search hyper-parameters. Return 0 if a trial reached the target, otherwise 3.
 
     Raises UserError for a mistake in the options, the files or the study directory.
     """
@@ -104,7 +104,7 @@ def _check_owner(lock: "RunLock") -> None:
 
 
 def _settings(args: argparse.Namespace) -> "StudySettings":
-    """Return the study that the options describe. Raises ConfigError."""
+    """Return the settings of the study that the options describe. Raises ConfigError."""
     from bert_tools.tune.space import read_space
     from bert_tools.tune.study import StudySettings
 

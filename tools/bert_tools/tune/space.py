@@ -1,4 +1,7 @@
-"""Read a space, a TOML file of the settings to search with their values and conditions."""
+"""Reads search spaces and draws values from them.
+
+A space is a TOML file that lists the settings to search, with their possible values and conditions.
+"""
 
 import math
 from collections.abc import Mapping
@@ -25,15 +28,16 @@ _REMEDY = "see docs/guides/tune.md for the format"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A setting to search.
+    """A setting to search, with its possible values.
 
     Attributes:
         key: the setting's name, such as "optim.learning_rate".
-        when: settings and the values they must have. Otherwise this parameter is not searched.
-        choices: the possible values. If it is empty, the value is a number in low .. high.
-        low, high: both ends of the range, which are included.
-        scale: how values are spread over the range. "log_below_one" is logarithmic in 1 - x, which
-            suits Adam's betas.
+        when: other settings and the values that they must have. If one of them has another value,
+            this parameter is not searched.
+        choices: the possible values. If empty, the value is a number from `low` to `high`.
+        low, high: the ends of the range, both included.
+        scale: how values are distributed over the range. "log_below_one" is logarithmic in 1 - x,
+            which suits Adam's betas.
         is_integer: whether the setting is an integer.
     """
 
@@ -47,7 +51,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """Return the name in Optuna's study, with the conditions, so that it is unique."""
+        """Return the parameter's name in Optuna's study, made unique by its conditions."""
         conditions = ", ".join(f"{key}={value}" for key, value in self.when)
         return f"{self.key} [{conditions}]" if conditions else self.key
 
@@ -56,9 +60,10 @@ Space = tuple[Parameter, ...]
 
 
 def read_space(path: Path, config: RunConfig) -> Space:
-    """Read the parameters of a file. Multiples of the config's values are converted to numbers.
+    """Read the parameters of a space from a TOML file.
 
-    Raises a ConfigError that names the wrong parameter and says what is wrong with it.
+    Values that are given as multiples of the config's values are converted to numbers. Raises
+    ConfigError if a parameter is invalid. The message names the parameter and the problem.
     """
     tables = read_toml(path, "pass a file of [[parameter]] tables, or the name of a shipped space")
     for name in tables:
@@ -74,18 +79,18 @@ def read_space(path: Path, config: RunConfig) -> Space:
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:
-    """Convert a space to values that JSON stores without a change."""
+    """Convert a space to values that can be written to JSON and read back unchanged."""
     return [
         {**asdict(each), "choices": list(each.choices), "when": dict(each.when)} for each in space
     ]
 
 
 def draw(space: Space, trial: "Trial", config: RunConfig) -> dict[str, Value]:
-    """Draw the values of one trial, in the order of the space, and return them by setting.
+    """Draw the values of one trial in the order of the space, and return them by setting.
 
-    A condition is checked against the values drawn before. For settings that were not drawn, it is
-    checked against the config. Raises ConfigError if the conditions of two ranges of one setting
-    hold at the same time.
+    A condition is checked against the values that were drawn before. If a setting was not drawn,
+    its value in the config is used. Raises ConfigError if the conditions of two ranges of the same
+    setting hold at the same time.
     """
     drawn: dict[str, Value] = {}
     for parameter in space:
@@ -103,7 +108,7 @@ def draw(space: Space, trial: "Trial", config: RunConfig) -> dict[str, Value]:
 
 
 def _draw_one(parameter: Parameter, trial: "Trial") -> Value:
-    """Draw one value, with four significant digits if it is not an integer."""
+    """Draw a parameter's value, rounded to four significant digits if it is a real number."""
     name, low, high = parameter.name, parameter.low, parameter.high
     is_log = parameter.scale == "log"
     if parameter.choices:
@@ -118,12 +123,12 @@ def _draw_one(parameter: Parameter, trial: "Trial") -> Value:
 
 
 def _rounded(value: float) -> float:
-    """Round to four significant digits, so that people can read and copy the value."""
+    """Round a value to four significant digits, so that people can read and copy it."""
     return float(f"{value:.4g}")
 
 
 def _read_parameter(entry: object, where: str, config: RunConfig) -> Parameter:
-    """Check one [[parameter]] table, and return it. Raises ConfigError."""
+    """Check a [[parameter]] table and return the parameter. Raises ConfigError."""
     if not isinstance(entry, dict):
         raise ConfigError(where, "is not a table", _REMEDY)
     for name in entry:
@@ -158,7 +163,10 @@ def _read_range(
     where: str,
     config: RunConfig,
 ) -> Parameter:
-    """Check a [[parameter]] table with `low` and `high`, and return it. Raises ConfigError."""
+    """Check a [[parameter]] table with `low` and `high` and return the parameter.
+
+    Raises ConfigError.
+    """
     low, high = (_number(entry, end, where) for end in ("low", "high"))
     scale = entry.get("scale", "linear")
     if scale not in _SCALES:
@@ -180,7 +188,7 @@ def _read_range(
 
 
 def _check_range(low: float, high: float, scale: Scale, where: str, *, is_integer: bool) -> None:
-    """Raise ConfigError if the range is empty or does not suit its scale."""
+    """Raise ConfigError if a range is empty or contains values that its scale does not allow."""
     if not low < high:
         problem = f"low is {low:g}, which is not below high, {high:g}"
         raise ConfigError(where, problem, "set low below high")
@@ -193,7 +201,10 @@ def _check_range(low: float, high: float, scale: Scale, where: str, *, is_intege
 
 
 def _number(entry: Mapping[str, Any], end: str, where: str) -> float:
-    """Return the number under the key `end`, "low" or "high". Raises ConfigError."""
+    """Return an end of a parameter's range. `end` is its key, "low" or "high".
+
+    Raises ConfigError.
+    """
     value = entry.get(end)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**53:
         problem = f"{end} must be a number, not {in_brief(value)}"

@@ -1,9 +1,9 @@
-"""Search with an Optuna study, whose trials are runs of `train`, one after another.
+"""Searches hyper-parameters with an Optuna study, which runs its trials one after another.
 
-The study directory contains Optuna's journal, `journal.log`, and the run directories in `trials/`.
-If the search ends while a trial is running, the continued search repeats that trial with the same
-values. A training that missed its target has no value, so Optuna ranks it by its accuracies, like a
-trial that was pruned.
+Each trial is a training run by `train`. The study directory contains Optuna's journal,
+`journal.log`, and the run directories in `trials/`. If the search is interrupted during a trial,
+the continued search repeats this trial with the same values. A training that missed its target has
+no objective value, so Optuna ranks it by its accuracies, like a pruned trial.
 """
 
 import os
@@ -68,8 +68,8 @@ _REMEDY = "use a new --out directory, or the options that the study was started 
 class StudySettings:
     """The settings of a study.
 
-    `most_samples` is the maximum per training. `seed` is the seed of each training and of the
-    search itself.
+    `most_samples` is the maximum number of samples per training. `seed` is the seed of every
+    training and of the search.
     """
 
     config: RunConfig
@@ -83,17 +83,20 @@ class StudySettings:
 
     @property
     def target(self) -> float:
-        """Return the accuracy to reach. The command line refuses a config without one."""
+        """Return the target accuracy. The command line rejects a config without a target."""
         assert self.config.eval.target is not None
         return self.config.eval.target
 
     @property
     def evaluations(self) -> int:
-        """Return the number of evaluations of a training that uses its whole budget."""
+        """Return the number of evaluations in a training that uses all `most_samples` samples."""
         return self.most_samples // self.config.eval_interval_samples
 
     def trial_config(self, drawn: Mapping[str, Value]) -> RunConfig:
-        """Return the config of one training. Raises ConfigError if values exclude each other."""
+        """Return the config of one trial's training.
+
+        Raises ConfigError if the drawn values cannot be combined.
+        """
         tables = with_values(self.config, drawn)
         trial = config_from_tables(tables, "trial")
         tables["run"]["seed"] = self.seed
@@ -102,7 +105,7 @@ class StudySettings:
         return config_from_tables(tables, "trial")
 
     def as_json(self) -> dict[str, Any]:
-        """Return what must not change when the study is continued.
+        """Return the settings and digests that must not change when the study is continued.
 
         Raises DataError if the prepared data is missing.
         """
@@ -118,10 +121,10 @@ class StudySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a trial ended.
+    """The result of a trial.
 
-    `samples` are the samples to target, or all trained samples if the target was not reached.
-    `seconds` cover only training, and are 0 if nothing was trained or measured.
+    `samples` is the number of samples to target, or of all trained samples if the target was not
+    reached. `seconds` is the training time, or 0 if nothing was trained or measured.
     """
 
     how: How
@@ -131,7 +134,7 @@ class Ending:
 
 
 def with_values(config: RunConfig, values: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
-    """Return the config's tables with some settings changed. Raises ConfigError."""
+    """Return the config's tables after some of its settings were changed. Raises ConfigError."""
     tables = config_to_tables(config)
     for dotted, value in values.items():
         section, _, field = dotted.partition(".")
@@ -140,10 +143,11 @@ def with_values(config: RunConfig, values: Mapping[str, Value]) -> dict[str, dic
 
 
 def open_journal(path: Path) -> "JournalStorage":
-    """Open Optuna's storage in a file, which is created if it does not exist.
+    """Open a file as Optuna's storage, or create it if it does not exist.
 
-    If a writer was killed or the disk was full, the last line is incomplete. It is removed, because
-    the next line would be appended to it. Raises DataError if the path is a link.
+    If a writer was killed or the disk was full, the last line is incomplete. This line is removed,
+    because otherwise the next record would be appended to it. Raises DataError if the path is a
+    link.
     """
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -158,7 +162,7 @@ def open_journal(path: Path) -> "JournalStorage":
 
 
 def open_study(directory: Path, settings: StudySettings) -> "Study":
-    """Start or continue the study of a directory, and enqueue interrupted trials again.
+    """Start or continue the study in a directory, and enqueue interrupted trials again.
 
     Raises DataError if the study was started with other settings, or if its journal is damaged.
     """
@@ -198,9 +202,9 @@ def open_study(directory: Path, settings: StudySettings) -> "Study":
 def search(study: "Study", settings: StudySettings, directory: Path, trials: int) -> None:
     """Run trials until `trials` have ended, including those of earlier searches.
 
-    Draws depend only on the seed and the number of ended trials, so that an interrupted study
-    continues as it would have without the interruption. Raises ConfigError if training cannot work
-    at all.
+    The drawn values depend only on the seed and the trials that have ended, so an interrupted study
+    continues as it would have without the interruption. Raises ConfigError if the trainer does not
+    start or rejects its options, or if several trainings in a row fail.
     """
     from optuna.samplers import TPESampler
 
@@ -225,26 +229,26 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
 
 
 def ended_trials(study: "Study") -> "list[FrozenTrial]":
-    """Return the trials that count, by number. Interrupted ones do not count."""
+    """Return the trials that have ended, in order. Interrupted trials are not included."""
     return [each for each in study.get_trials(deepcopy=False) if _ENDING in each.user_attrs]
 
 
 def ending_of(trial: "FrozenTrial") -> Ending:
-    """Return the ending of a trial that has ended."""
+    """Return the recorded result of a trial that has ended."""
     return Ending(**trial.user_attrs[_ENDING])
 
 
 def best_trial(study: "Study") -> "FrozenTrial | None":
-    """Return the trial that reached the target with the lowest value, or None.
+    """Return the trial that reached the target with the lowest objective value, or None.
 
-    If several have the same value, the first of them is returned.
+    If several trials have the lowest value, the first of them is returned.
     """
     reached = [each for each in ended_trials(study) if ending_of(each).how == "reached"]
     return min(reached, key=lambda each: (each.value or 0.0, each.number), default=None)
 
 
 def in_words(trial: "FrozenTrial", objective: Objective) -> str:
-    """Format the samples or seconds of a trial that reached the target."""
+    """Format the objective value (samples or seconds) of a trial that reached the target."""
     ending = ending_of(trial)
     return f"{ending.seconds:,.1f} s" if objective == "time" else f"{ending.samples:,} samples"
 
@@ -289,7 +293,10 @@ def write_results(directory: Path, study: "Study", settings: StudySettings) -> d
 
 
 def result_in_words(facts: dict[str, Any]) -> str:
-    """Format result.json as a line that counts the trials, and a line on the best one."""
+    """Format the contents of result.json as two lines.
+
+    The first line counts the trials, and the second line describes the best trial, if any.
+    """
     counts = ", ".join(f"{count} {ending}" for ending, count in facts["trials"].items())
     line = f"trials: {counts}; {facts['samples_trained']:,} samples trained"
     best = facts["best"]
@@ -301,7 +308,7 @@ def result_in_words(facts: dict[str, Any]) -> str:
 
 
 def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: Path) -> Ending:
-    """Draw values, train with them, and tell the study how the training ended."""
+    """Draw values, train with them, and report the training's result to the study."""
     from optuna.trial import TrialState
 
     drawn = draw(settings.space, trial, settings.config)
@@ -324,7 +331,8 @@ def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: 
 def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: Path) -> Ending:
     """Train in a run directory, and report each evaluation to the trial.
 
-    Raises ConfigError if the trainer cannot be started, or if it refuses its options.
+    Stops the training early if the study prunes the trial. Raises ConfigError if the trainer cannot
+    be started, or if it rejects its options.
     """
     process = _start_training(config, settings, folder)
     run, seen, is_hopeless = folder / "run_0", 0, False
@@ -372,7 +380,7 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
 
 
 def read_curve(run: Path) -> tuple[tuple[int, float], ...]:
-    """Return the samples and the accuracy of each evaluation of a run so far.
+    """Return (samples, accuracy) for each evaluation that a run has made so far.
 
     `run` is a directory `run_<i>`. Raises DataError for a file that cannot be read.
     """
@@ -389,10 +397,10 @@ def read_curve(run: Path) -> tuple[tuple[int, float], ...]:
 def _start_training(
     config: RunConfig, settings: StudySettings, folder: Path
 ) -> "subprocess.Popen[bytes]":
-    """Start a training in another process, with its output in `train.log`.
+    """Start a training in another process, which writes its output to `train.log`.
 
-    On Linux it ends when this process ends. Ctrl-C in a terminal reaches only this process, which
-    then stops the training. Raises ConfigError if the command cannot be started.
+    On Linux, the training ends when this process ends. Ctrl-C in a terminal reaches only this
+    process, which then stops the training. Raises ConfigError if the command cannot be started.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "trial.toml", config_to_toml(config).encode())
@@ -414,7 +422,10 @@ def _start_training(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM, which lets a training exit in order, and later SIGKILL to its processes."""
+    """Stop a training.
+
+    SIGTERM lets the training exit cleanly. Later, SIGKILL ends its remaining processes.
+    """
     process.terminate()  # no effect if the process has ended
     try:
         process.wait(END_S)

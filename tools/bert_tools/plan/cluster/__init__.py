@@ -1,1 +1,1 @@
-"""Simulates one training step, and a whole run, on any number of accelerators."""
+"""Simulates training steps and whole runs on any number of accelerators."""

@@ -1,7 +1,8 @@
 """Models the time that a device needs for the phases of a step.
 
-A phase is the embeddings, one encoder layer or the heads, in one direction. Its time is that of its
-matrix products, which run in waves of tiles, of attention, and of memory accesses.
+A phase is the forward or the backward pass of the embeddings, one encoder layer or the heads. Its
+time is the sum of three parts: matrix products, which run in waves of tiles, attention, and memory
+accesses.
 
 Shape letters: R ranks, T tokens, D hidden, F feed-forward width, V vocabulary. Times are in ms.
 """
@@ -32,7 +33,7 @@ _MAX_SPLITS = 16  # maximum parts into which a weight gradient's sum over tokens
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The speeds of one accelerator with one precision and one set of constants."""
+    """The speed of one accelerator at one precision, as modeled with one set of constants."""
 
     accelerator: Accelerator
     precision: MatrixPrecision
@@ -40,13 +41,17 @@ class Device:
 
     @property
     def activation_bytes(self) -> int:
-        """Return the bytes of an activation in memory, which has 16 bits even with fp8 products."""
+        """Return the bytes of one activation element in memory.
+
+        Activations have 16 bits even if matrix products use fp8.
+        """
         return 4 if self.precision == "fp32" else 2
 
     def product_ms(self, rows: Float64Array, columns: int, inner: int) -> Float64Array:
-        """Return the time of products [rows, inner] x [inner, columns] in whole waves of tiles.
+        """Return the time of a matrix product [rows, inner] x [inner, columns] in ms, [R].
 
-        `rows` has one value per rank. `inner` is not rounded up to whole tiles.
+        The time is rounded up to whole waves of tiles. `rows`, [R], has one value per rank. `inner`
+        is not rounded up to whole tiles.
         """
         tiles = np.ceil(rows / TILE) * np.ceil(columns / TILE)
         waves = np.ceil(tiles / self.accelerator.multiprocessors)
@@ -54,9 +59,10 @@ class Device:
         return time
 
     def weight_gradient_ms(self, tokens: Float64Array, columns: int, inner: int) -> Float64Array:
-        """Return the time of a weight gradient [columns, inner], a sum over tokens.
+        """Return the time to compute a weight gradient [columns, inner] in ms, [R].
 
-        The sum may be split, so that more tiles can be computed at the same time.
+        The gradient is a sum over `tokens`, [R]. The sum may be split, so that more tiles can be
+        computed at the same time.
         """
         tiles = np.ceil(columns / TILE) * np.ceil(inner / TILE)
         splits = np.arange(1, _MAX_SPLITS + 1)
@@ -65,30 +71,31 @@ class Device:
         return time
 
     def attention_ms(self, attended: Float64Array, hidden: int, products: int) -> Float64Array:
-        """Return the time of attention with `products` matrix products.
+        """Return the time of attention with `products` matrix products in ms, [R].
 
-        Each product has 2 * D operations per pair of a query and a key.
+        `attended`, [R], counts the pairs of query and key, and `hidden` is D. Each product needs
+        2 * D operations per pair.
         """
         rate = self._rate(self.constants.attention_efficiency, "bf16")
         time: Float64Array = 2 * products * hidden * attended / rate
         return time
 
     def memory_ms(self, num_bytes: Float64Array | float) -> Float64Array:
-        """Return the time to read or write a number of bytes of device memory."""
+        """Return the time to read or write `num_bytes` of device memory, in ms."""
         rate = 1e6 * self.accelerator.memory_gb_s * self.constants.memory_efficiency
         return np.asarray(num_bytes, dtype=np.float64) / rate
 
     def kernels_ms(self, count: float) -> float:
-        """Return the overhead of a number of kernels, without their work."""
+        """Return the overhead of `count` kernels in ms, not including the work that they do."""
         return count * self.constants.kernel_overhead_us / 1e3
 
     def _tile_ms(self, inner: int) -> float:
-        """Return the time of one wave of tiles with sums over `inner` elements."""
+        """Return the time of one wave of tiles in ms. Each element is a sum of `inner` products."""
         rate = self._rate(self.constants.matrix_efficiency, self.precision)
         return 2 * TILE * TILE * inner * self.accelerator.multiprocessors / rate
 
     def _rate(self, efficiency: float, precision: MatrixPrecision) -> float:
-        """Return the achieved operations per millisecond."""
+        """Return the achieved operations per millisecond, the peak rate times `efficiency`."""
         if self.precision == "fp32":
             precision = "fp32"
         return 1e9 * self.accelerator.peak_tflops(precision) * efficiency
@@ -97,10 +104,10 @@ class Device:
 def layer_ms(
     device: Device, work: Workload, rows: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
-    """Return the forward and backward time of an encoder layer, in ms, float64 [R] each.
+    """Return the forward time and the backward time of an encoder layer in ms, float64 [R] each.
 
-    `rows`, float64 [R], counts the tokens that are computed after attention. In the last layer,
-    these are only the masked positions.
+    `rows`, float64 [R], counts the token positions that the layer computes after attention. In the
+    last layer, these are only the masked positions.
     """
     hidden, wide, tokens = MODEL.hidden_size, MODEL.intermediate_size, work.tokens
     shapes = (
@@ -128,7 +135,7 @@ def layer_ms(
 
 
 def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """Return the forward and backward time of the masked-LM head, in ms, float64 [R] each.
+    """Return the forward time and the backward time of the masked-LM head in ms, float64 [R] each.
 
     `rows`, float64 [R], counts the masked positions.
     """
@@ -148,9 +155,9 @@ def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Ar
 
 
 def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """Return the forward and backward time of the embeddings, in ms, float64 [R] each.
+    """Return the forward time and the backward time of the embeddings in ms, float64 [R] each.
 
-    The embeddings are three tables and a LayerNorm.
+    `tokens`, float64 [R], counts tokens. The embeddings are three tables and a LayerNorm.
     """
     width = device.activation_bytes * MODEL.hidden_size * tokens
     return device.memory_ms(8 * width), device.memory_ms(12 * width)
@@ -158,10 +165,10 @@ def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Fl
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the forward or backward pass.
+    """The forward or the backward pass of the embeddings, one encoder layer or the heads.
 
-    `device_ms` is its time on the device in ms, [R]. `launches` is the number of kernels that the
-    host launches for it.
+    `device_ms` is the phase's time on the device in ms, [R]. `launches` is the number of kernels
+    that the host launches for the phase.
     """
 
     name: str
@@ -172,7 +179,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SentBucket:
-    """A bucket of gradients that is ready at `fraction` of the backward phase `phase`."""
+    """A bucket of gradients that are sent together.
+
+    The bucket is ready after the fraction `fraction` of the backward phase with the number `phase`.
+    """
 
     num_bytes: int
     phase: int
@@ -180,7 +190,7 @@ class SentBucket:
 
 
 def phases_of(device: Device, work: Workload) -> list[Phase]:
-    """Return the phases of the forward pass, and those of the backward pass in reverse order."""
+    """Return the phases of the forward pass, followed by the backward phases in reverse order."""
     last_rows = np.minimum(work.masked + work.sequences, work.tokens)
     full = layer_ms(device, work, work.tokens)
     last = layer_ms(device, work, last_rows)
@@ -202,7 +212,7 @@ def phases_of(device: Device, work: Workload) -> list[Phase]:
 
 @cache
 def sent_buckets(element_bytes: int, cap_mb: float = DEFAULT_CAP_MB) -> tuple[SentBucket, ...]:
-    """Return DistributedDataParallel's buckets, each with the phase in which it is ready."""
+    """Return DistributedDataParallel's gradient buckets in the order in which they are sent."""
     order = backward_order(MODEL, _TYPICAL_TOKENS, _TYPICAL_MASKED)
     phase_of = {gradient.name: _backward_phase(gradient.name) for gradient in order}
     ends = np.zeros(MODEL.num_layers + 2)

@@ -1,7 +1,8 @@
 """Simulates a config's step on a machine and forecasts its time to train, for `plan cluster`.
 
-The forecast multiplies a simulated step by the number of steps that a recipe needs. Its range has
-two parts: the bounds of the simulator's assumed constants, and the spread of the published samples.
+The forecast multiplies a simulated step's time by the number of steps that a recipe needs. Its
+range combines two uncertainties: the bounds of the simulator's assumed constants, and the spread of
+the published samples to target.
 """
 
 import argparse
@@ -59,7 +60,10 @@ _STEP_NAMES = ("part of a step (mean over ranks)", "time", "of the step")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTime:
-    """The parts of a run's time. `step_ms` is the mean over the drawn steps."""
+    """The parts of a run's time: steps and evaluations, and the time of each.
+
+    `step_ms` is the mean over the simulated steps.
+    """
 
     step_ms: float
     steps: int
@@ -68,13 +72,16 @@ class RunTime:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds from the first step to the target."""
+        """Return the time in seconds from the first step until the target is reached."""
         return (self.steps * self.step_ms + self.evaluations * self.evaluation_ms) / 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """The drawn steps of a config, the run that results, and the range of its time in seconds."""
+    """The simulated steps of a config, and the forecast of its whole run.
+
+    `low` and `high` are the bounds of the run's time in seconds.
+    """
 
     job: Job
     recipe: Recipe
@@ -87,19 +94,22 @@ class Simulated:
 
     @property
     def imbalance_tokens(self) -> float:
-        """Return the most real tokens of a rank divided by the ranks' mean, averaged over steps."""
+        """Return the ranks' maximum of real tokens divided by their mean, averaged over steps."""
         each = [float(work.real_tokens.max() / work.real_tokens.mean()) for work in self.works]
         return sum(each) / len(each)
 
     @property
     def padding_fraction(self) -> float:
-        """Return the ratio of padding tokens to real tokens."""
+        """Return the ratio of padding tokens to real tokens in all simulated steps."""
         real = sum(float(work.real_tokens.sum()) for work in self.works)
         return sum(float(work.tokens.sum()) for work in self.works) / real - 1
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """Return the parts of a step in ms, averaged over ranks. Their sum is the step."""
+        """Return the parts of a step in ms, averaged over ranks and simulated steps.
+
+        They add up to the time of the step.
+        """
         return {
             name: sum(float(timing.parts[name].mean()) for timing in self.timings)
             / len(self.timings)
@@ -107,12 +117,16 @@ class Simulated:
         }
 
     def mean_ms(self, name: Literal["communication_ms", "exposed_ms"]) -> float:
-        """Return the mean of a property over the drawn steps."""
+        """Return the mean of the timings' property `name` over the simulated steps, in ms."""
         return sum(float(getattr(timing, name)) for timing in self.timings) / len(self.timings)
 
 
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
-    """Simulate the run of a config. Raises ConfigError for a user's mistake."""
+    """Simulate the run of a config.
+
+    Returns the facts for `--json` and the lines for the terminal. Raises ConfigError for a user's
+    mistake.
+    """
     config = load_config(args.config, args.set)
     found = simulate(config, args.config.stem, args.accelerator, args.node_gb_s)
     run = found.run
@@ -149,13 +163,14 @@ def simulate(
     accelerator: AcceleratorName | None = None,
     node_gb_s: float | None = None,
 ) -> Simulated:
-    """Simulate the steps and the run of a config.
+    """Simulate several steps of a config and forecast its run.
 
-    `origin` is the name of the config, from which the accelerator is read if it is not given.
-    The range treats the assumed constants as independent. Each of their bounds makes the run longer
-    or shorter, and these changes are combined as the root of the sum of their squares.
+    `origin` is the config's name. It determines the accelerator if `accelerator` is None.
+    The range treats the assumed constants as independent. Each constant's bounds change the run's
+    time. The changes of all constants are combined as the square root of the sum of their squares.
 
-    Raises ConfigError for a config that cannot be simulated, or a batch that cannot be drawn.
+    Raises ConfigError if the simulator does not support the config, or if the sampler cannot draw
+    its batch.
     """
     job = _job_of(config, origin, accelerator, node_gb_s)
     recipe = recipe_of(config)
@@ -165,7 +180,10 @@ def simulate(
     timings, run = _timed(config, job, works, estimate)
 
     def seconds(constants: Constants) -> float:
-        """Return the time of the run with other constants, for the first drawn step."""
+        """Return the run's time in seconds with other constants.
+
+        Only the first of the drawn steps is simulated.
+        """
         return _timed(config, replace(job, constants=constants), works[:1], estimate)[1].seconds
 
     expected = seconds(job.constants)
@@ -191,7 +209,7 @@ def simulate(
 def _job_of(
     config: RunConfig, origin: str, accelerator: AcceleratorName | None, node_gb_s: float | None
 ) -> Job:
-    """Return the job to simulate.
+    """Return the simulator's job for a config.
 
     Raises ConfigError for a run on a CPU, for a model other than BERT-large, and for lengths,
     kernels, optimizers or machines that the simulator does not support.
@@ -241,7 +259,10 @@ def _job_of(
 def _timed(
     config: RunConfig, job: Job, works: Sequence[Workload], estimate: Estimate
 ) -> tuple[list[StepTiming], RunTime]:
-    """Simulate drawn steps, each with its own jitter, and compute the time of the whole run."""
+    """Simulate the steps of `works`, each with its own jitter, and compute the run's time.
+
+    Returns the timing of each step, and the parts of the run's time.
+    """
     timings = []
     for number, work in enumerate(works):
         speed = jitter(work.world_size, job.constants.jitter_fraction, number)
@@ -260,7 +281,8 @@ def _timed(
 def evaluation_ms(job: Job) -> float:
     """Return the time of one evaluation in ms.
 
-    It consists of forward passes over a rank's held-out samples, and of three sums over ranks.
+    An evaluation consists of forward passes over the rank's share of the held-out samples, and of
+    three all-reduces over the ranks.
     """
     share = math.ceil(_EVALUATION_SAMPLES / job.machine.world_size)
     micro_batches, batch = 1, share
@@ -275,7 +297,7 @@ def evaluation_ms(job: Job) -> float:
 
 
 def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
-    """Yield lines about the machine, the step, communication, the run, and the expected errors."""
+    """Yield the lines for the terminal, from the machine to the expected errors of the forecast."""
     parallel, run, estimate = config.parallel, found.run, found.estimate
     accumulated = parallel.grad_accum_steps
     micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""

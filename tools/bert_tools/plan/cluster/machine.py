@@ -1,9 +1,9 @@
-"""Describes simulated machines by their data sheets, other constants, and collectives.
+"""Describes simulated machines: their data sheets, the simulator's constants, and collectives.
 
 The times of collectives follow the usual alpha-beta model, in which a message of n bytes over a
-link takes alpha + n / bandwidth. The all-reduce over a ring follows Patarasuk and Yuan (Bandwidth
-optimal all-reduce algorithms, 2009). The trees are those of NCCL, two complementary ones with half
-of the bytes each (Sanders, Speck and Traeff, 2009). Times are in ms.
+link takes alpha + n / bandwidth. The ring all-reduce follows Patarasuk and Yuan (Bandwidth
+optimal all-reduce algorithms, 2009). The tree all-reduce is NCCL's, which sends half of the bytes
+over each of two complementary trees (Sanders, Speck and Traeff, 2009). Times are in ms.
 """
 
 import math
@@ -22,7 +22,7 @@ _USUAL_NODE = 8  # accelerators of the node to which `nics` in the table refers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """One accelerator and the network of its usual node, from a row of `accelerators.csv`.
+    """An accelerator and the network of its usual node, as given by a row of `accelerators.csv`.
 
     Rates are peak rates: TFLOP/s of dense matrix products, and GB/s (10^9 bytes per second) in one
     direction.
@@ -40,7 +40,7 @@ class Accelerator:
     source: str
 
     def peak_tflops(self, precision: MatrixPrecision) -> float:
-        """Return the peak TFLOP/s of matrix products, 0 if the precision is not supported."""
+        """Return the peak TFLOP/s of matrix products, or 0 if the precision is not supported."""
         if precision == "fp8":
             return self.matrix_fp8_tflops
         return self.matrix_fp32_tflops if precision == "fp32" else self.matrix_16bit_tflops
@@ -48,7 +48,10 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Equal nodes of accelerators. `node_gb_s` is the line rate out of a node in one direction."""
+    """A cluster of identical nodes with accelerators.
+
+    `node_gb_s` is the line rate of a node's network ports in GB/s, in one direction.
+    """
 
     accelerator: Accelerator
     nodes: int
@@ -63,7 +66,7 @@ class Machine:
 
 @cache
 def accelerators() -> dict[AcceleratorName, Accelerator]:
-    """Return all accelerators of `accelerators.csv` by name."""
+    """Read `accelerators.csv` and return its accelerators by name."""
     rows = shipped_rows("cluster/accelerators.csv", Accelerator)
     return {row.name: row for row in rows}
 
@@ -71,7 +74,10 @@ def accelerators() -> dict[AcceleratorName, Accelerator]:
 def make_machine(
     name: AcceleratorName, nodes: int, gpus_per_node: int, node_gb_s: float | None = None
 ) -> Machine:
-    """Make a machine. Without `node_gb_s`, its nodes have the usual network ports per GPU."""
+    """Return a machine with `nodes` nodes.
+
+    If `node_gb_s` is None, each node has the usual network ports for its number of GPUs.
+    """
     accelerator = accelerators()[name]
     if node_gb_s is None:
         share = min(1.0, gpus_per_node / _USUAL_NODE)
@@ -83,7 +89,7 @@ def make_machine(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
-    """The values of `constants.csv`, which has their units, bounds and sources."""
+    """The constants of the simulator. `constants.csv` lists their units, bounds and sources."""
 
     matrix_efficiency: float
     kernel_overhead_us: float
@@ -102,7 +108,7 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantRow:
-    """One constant with its value, its bounds and its source."""
+    """A constant of the simulator with its value, its bounds and its source."""
 
     name: str
     value: float
@@ -115,34 +121,38 @@ class ConstantRow:
 
 @cache
 def constant_rows() -> tuple[ConstantRow, ...]:
-    """Return all rows of `constants.csv` in its order."""
+    """Return the rows of `constants.csv` in the order of the file."""
     return shipped_rows("cluster/constants.csv", ConstantRow)
 
 
 def default_constants() -> Constants:
-    """Return the values of `constants.csv`."""
+    """Return the constants with their values from `constants.csv`."""
     values = {row.name: row.value for row in constant_rows()}
     assert set(values) == {field.name for field in fields(Constants)}
     return Constants(**values)
 
 
 def ring_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Return the time of 2 (p - 1) messages in sequence, each with a p-th of the bytes."""
+    """Return the time of a ring all-reduce over p ranks, in ms.
+
+    It sends 2 (p - 1) messages in sequence, each with 1/p of the bytes.
+    """
     return 2 * ring_all_gather_ms(num_bytes, ranks, gb_s, latency_us)
 
 
 def ring_all_gather_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Return the time of p - 1 messages, each with a p-th of `num_bytes`.
+    """Return the time of a ring all-gather over p ranks, in ms.
 
-    A reduce-scatter takes the same time.
+    It sends p - 1 messages in sequence, each with 1/p of `num_bytes`. A reduce-scatter takes the
+    same time.
     """
     return (ranks - 1) * (num_bytes / ranks / gb_s / 1e6 + latency_us / 1e3)
 
 
 def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Return the time to send data up and down two trees at once.
+    """Return the time of an all-reduce over two complementary trees, in ms.
 
-    Every byte enters and leaves a rank twice.
+    Every byte goes up and down a tree, so it enters and leaves a rank twice.
     """
     if ranks == 1:
         return 0.0
@@ -151,33 +161,40 @@ def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: fl
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Collectives over the ranks of a machine. An all-reduce uses the fastest algorithm."""
+    """Models the times of collectives over the ranks of a machine.
+
+    An all-reduce uses the fastest of the modeled algorithms.
+    """
 
     machine: Machine
     constants: Constants
 
     @property
     def link_gb_s(self) -> float:
-        """Return the achieved GB/s of one rank inside its node, in one direction."""
+        """Return the achieved bandwidth of a rank inside its node in GB/s, in one direction."""
         return self.machine.accelerator.link_gb_s * self.constants.link_efficiency
 
     @property
     def node_gb_s(self) -> float:
-        """Return the achieved GB/s of one node, in one direction."""
+        """Return the achieved network bandwidth of a node in GB/s, in one direction."""
         return self.machine.node_gb_s * self.constants.network_efficiency
 
     def all_reduce_ms(self, num_bytes: float) -> float:
-        """Return the time to all-reduce a buffer that every rank has, 0 for one rank."""
+        """Return the time to all-reduce a buffer of `num_bytes`, or 0 for one rank."""
         if self.machine.world_size == 1:
             return 0.0
         return self.constants.collective_start_us / 1e3 + min(self.all_reduce_times(num_bytes))
 
     def reduce_scatter_ms(self, num_bytes: float) -> float:
-        """Return the time of a reduce-scatter, which is the first half of an all-reduce."""
+        """Return the time of a reduce-scatter, which is half of the time of an all-reduce."""
         return self.all_reduce_ms(num_bytes) / 2
 
     def all_reduce_times(self, num_bytes: float) -> list[float]:
-        """Return the times of a ring over all ranks, of rings and of trees between nodes, in ms."""
+        """Return the time of an all-reduce of `num_bytes` with each algorithm, in ms.
+
+        The algorithms are a ring over all ranks, rings between nodes, and trees between nodes. On
+        one node, only the ring is used.
+        """
         machine, constants = self.machine, self.constants
         link_us, network_us = constants.link_latency_us, constants.network_latency_us
         nodes, ranks = machine.nodes, machine.gpus_per_node
@@ -196,7 +213,7 @@ class Network:
         ]
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
-        """Return the time to gather inside a node. Every rank then has `num_bytes`."""
+        """Return the time of an all-gather inside each node, after which a rank has `num_bytes`."""
         ranks = self.machine.gpus_per_node
         if ranks == 1:
             return 0.0
@@ -205,7 +222,7 @@ class Network:
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
     def all_gather_ms(self, num_bytes: float) -> float:
-        """Return the time to gather over all ranks, first between nodes and then inside them."""
+        """Return the time of an all-gather over all ranks, between nodes and then inside them."""
         if self.machine.nodes == 1:
             return self.all_gather_in_node_ms(num_bytes)
         start_ms = self.constants.collective_start_us / 1e3

@@ -1,4 +1,4 @@
-"""Simulates one training step of all ranks: computing, launching, sending and waiting.
+"""Simulates one training step: the ranks' computation, launches, communication and waits.
 
 Shape letters: R ranks, P phases. Times are in ms from the start of the step, float64 [R] or [P, R].
 """
@@ -35,7 +35,10 @@ _CLIP_PASSES = 3  # passes over a gradient, one to compute its norm and two to s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The program and its machine. Together with drawn lengths they determine a step's time."""
+    """The properties of the program and its machine that determine a step's time.
+
+    The simulation of a step also needs the lengths of the step's samples.
+    """
 
     machine: Machine
     constants: Constants
@@ -48,17 +51,17 @@ class Job:
 
     @property
     def device(self) -> Device:
-        """Return the speeds of one accelerator."""
+        """Return the speed model of one accelerator."""
         return Device(self.machine.accelerator, self.precision, self.constants)
 
     @property
     def network(self) -> Network:
-        """Return the collectives of all ranks."""
+        """Return the model of the collectives over all ranks."""
         return Network(self.machine, self.constants)
 
     @property
     def element_bytes(self) -> int:
-        """Return the bytes of one element of a gradient."""
+        """Return the number of bytes of one gradient element."""
         return 4 if self.precision == "fp32" else 2
 
     @property
@@ -76,14 +79,20 @@ class Job:
         return phases_of(self.device, work)
 
     def launch_ms(self, launches: int) -> float:
-        """Return the host time of kernel launches, 0 for a captured step, which has only one."""
+        """Return the host's time for kernel launches in ms.
+
+        It is 0 for a captured step, which needs only one launch.
+        """
         each_us = 0.0 if self.capture == "on" else self.constants.host_launch_us
         return launches * each_us / 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTiming:
-    """The times of all events of a step. For each rank, parts and waits add up to the step."""
+    """The times of all events of a simulated step.
+
+    The `parts` of each rank, including its waits, add up to the time of the step.
+    """
 
     phases: list[Phase]
     starts: Float64Array  # [P, R], when the device starts a phase
@@ -102,27 +111,31 @@ class StepTiming:
 
     @property
     def forward_ms(self) -> float:
-        """Return the time of the forward and backward pass on the slowest rank, without sending."""
+        """Return the time of the forward and backward pass on the slowest rank.
+
+        Communication is not included.
+        """
         return float(self.ends[-1].max()) - self.input_ms
 
     @property
     def reduced(self) -> float:
-        """Return the time at which all gradients have arrived."""
+        """Return the time at which the gradients of all buckets have been averaged."""
         slowest = float(self.backward_end.max())
         return max(slowest, self.communication[-1][1]) if self.communication else slowest
 
     @property
     def step_ms(self) -> float:
-        """Return the time of the whole step, which all ranks end together."""
+        """Return the time of the whole step, which ends at the same time on all ranks."""
         update = self.optimizer_ms + self.optimizer_wait_ms
         tail = self.clip_after_ms + update + self.all_gather_ms
         return self.earlier_ms + self.reduced + tail
 
     @property
     def communication_ms(self) -> float:
-        """Return the time of sending all buckets and of gathering weights, in ms.
+        """Return the time to average all buckets and to gather the updated weights, in ms.
 
-        Time that overlaps with computation is included for buckets, but not for weights.
+        The time of the buckets includes the part that overlaps with computation. The time of the
+        weights does not.
         """
         return sum(end - start for start, end in self.communication) + self.all_gather_ms
 
@@ -133,9 +146,9 @@ class StepTiming:
 
     @cached_property
     def parts(self) -> dict[str, Float64Array]:
-        """Return the parts of each rank's step, work first and then waits, in ms, [R] each.
+        """Return the parts of each rank's step in ms, [R] each: first its work, then its waits.
 
-        Their sum is the step.
+        They add up to the time of the step.
         """
         ones = np.ones(self.starts.shape[1])
         work = np.array([phase.device_ms for phase in self.phases])
@@ -163,7 +176,7 @@ class StepTiming:
 
 
 def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
-    """Simulate one step, in which the jitter `speed`, [R], multiplies each rank's device time.
+    """Simulate one step. The factors `speed`, [R], multiply the ranks' device times (jitter).
 
     All ranks start together, because an all-reduce ended the previous step.
     """
@@ -205,15 +218,15 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
 
 
 def jitter(ranks: int, fraction: float, seed: int) -> Float64Array:
-    """Draw the factors, [R], by which the ranks' device times vary in one step."""
+    """Draw random factors, [R], that multiply the ranks' device times in one step."""
     generator = np.random.default_rng(seed)
     return np.maximum(1 + fraction * generator.standard_normal(ranks), 0.5)
 
 
 def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
-    """Return the time to gather samples before the forward pass, or weights after the update.
+    """Return the time of an all-gather over `scope`, in ms.
 
-    It does not overlap with computation.
+    It gathers samples before the forward pass, or weights after the update.
     """
     if scope == "none":
         return 0.0
@@ -222,9 +235,10 @@ def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
 
 
 def _reduce_ms(job: Job, num_bytes: float) -> float:
-    """Return the time to average gradients.
+    """Return the time to average `num_bytes` of gradients over the ranks, in ms.
 
-    If the optimizer state is sharded over all ranks, each rank needs only its part.
+    This is a reduce-scatter if the optimizer state is sharded over all ranks, because each rank
+    then needs only its own part. Otherwise it is an all-reduce.
     """
     scattered = job.sharding == "world" or (job.sharding == "node" and job.machine.nodes == 1)
     network = job.network
@@ -234,10 +248,12 @@ def _reduce_ms(job: Job, num_bytes: float) -> float:
 def _run_phases(
     job: Job, phases: list[Phase], begin: float, ranks: int
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Simulate the phases. Return their starts and ends on the device, and their ends on the host.
+    """Simulate the phases from the time `begin`.
 
-    A phase starts when the previous one has ended and the host has started to launch it. It ends
-    after its device time, but not before the host has launched all of it.
+    Returns the phases' starts and ends on the device, and the times at which the host has launched
+    them, [P, R] each. A phase starts when the previous phase has ended and the host has started to
+    launch its kernels. It ends after its device time, but not before the host has launched all of
+    its kernels.
     """
     host = np.full(ranks, begin)
     device = np.full(ranks, begin)
@@ -254,10 +270,11 @@ def _run_phases(
 def _send_buckets(
     job: Job, starts: Float64Array, ends: Float64Array
 ) -> tuple[Float64Array, list[tuple[float, float]], Float64Array]:
-    """Simulate sending each bucket once the slowest rank has it and the previous one was sent.
+    """Simulate the communication of the gradient buckets.
 
-    Returns the end of each rank's backward pass, [R], the starts and ends of the buckets, and the
-    delay of each rank, [R].
+    A bucket is sent when it is ready on the slowest rank and the previous bucket was sent. Returns
+    the end of each rank's backward pass, [R], the start and end of each bucket's communication, and
+    the time by which communication slows each rank's backward pass, [R].
     """
     ranks = starts.shape[1]
     slowdown = job.constants.overlap_slowdown
@@ -284,7 +301,7 @@ def _send_buckets(
 def _update(
     job: Job, host_ends: Float64Array, sent: list[tuple[float, float]], end: Float64Array
 ) -> tuple[float, float]:
-    """Return the time of the optimizer, and the time that it waits for launches, in ms."""
+    """Return the time of the optimizer, and its wait for the host's launches, in ms."""
     moved = _UPDATE_BYTES[job.optimizer] * job.parameters / _shards(job)
     moved += job.element_bytes * job.parameters  # zeroing the gradients
     update_ms = float(job.device.memory_ms(moved)) + job.device.kernels_ms(_UPDATE_KERNELS)
@@ -294,10 +311,10 @@ def _update(
 
 
 def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
-    """Return the time to gather updated weights that does not overlap with a forward pass.
+    """Return the part of the time to gather updated weights that computation does not hide, in ms.
 
-    A captured step gathers all weights before it ends. Otherwise they arrive bucket by bucket
-    during the forward pass, in the order in which its phases need them.
+    A captured step gathers all weights before it ends. Otherwise the weights arrive bucket by
+    bucket during the forward pass, in the order in which its phases need them.
     """
     if job.capture == "on":
         return _gather_ms(job, job.sharding, job.element_bytes * job.parameters)

@@ -1,4 +1,4 @@
-"""Computes the work of every rank in a step from the lengths of its samples.
+"""Computes every rank's work in a step from the lengths of the rank's samples.
 
 Shape letter: R ranks.
 """
@@ -25,10 +25,10 @@ _QUERY_TILE, _KEY_TILE = 16, 64  # tiles of an attention kernel that skips paddi
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One micro-batch of R ranks. Counts are float64 [R] and include padding.
+    """The work of R ranks in one micro-batch.
 
-    `real_tokens` does not include padding. Before the forward pass, the ranks of `input_scope`
-    (those of a node, or all ranks) gather `input_bytes`.
+    The counts are float64 [R]. All of them except `real_tokens` include padding. Before the forward
+    pass, the ranks of `input_scope` (those of a node, or all ranks) gather `input_bytes`.
     """
 
     tokens: Float64Array
@@ -46,7 +46,7 @@ class Workload:
 
 
 def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Workload]:
-    """Draw the first micro-batches of several steps among the first thousand.
+    """Plan the first micro-batch of `draws` steps out of the first thousand steps.
 
     In a captured step, all micro-batches are padded to the size of the largest one. Raises
     ConfigError, as `SampleIndex.planner` does.
@@ -76,9 +76,9 @@ def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Worklo
 
 
 def even_workload(world_size: int, sequences: int, length: int, masked: int) -> Workload:
-    """Return the work of `world_size` equal ranks.
+    """Return a workload in which `world_size` ranks have the same work.
 
-    Each has `sequences` sequences of `length` tokens, of which `masked` are masked.
+    Each rank has `sequences` sequences of `length` tokens, of which `masked` are masked.
     """
     lengths = np.full((world_size, sequences), length)
     tokens = lengths.sum(axis=1).astype(np.float64)
@@ -92,7 +92,10 @@ def even_workload(world_size: int, sequences: int, length: int, masked: int) -> 
 
 
 def _attended(lengths: NDArray[np.integer]) -> Float64Array:
-    """Return the pairs of query and key that the kernel computes per sequence, float64 [n]."""
+    """Return the number of query-key pairs that the kernel computes per sequence, float64 [n].
+
+    `lengths`, [n], has the number of tokens of each sequence.
+    """
     real = lengths.astype(np.float64)
     queries = np.ceil(real / _QUERY_TILE) * _QUERY_TILE
     pairs: Float64Array = queries * np.ceil(real / _KEY_TILE) * _KEY_TILE
