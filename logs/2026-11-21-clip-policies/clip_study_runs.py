@@ -28,7 +28,7 @@ from mlperf_bert.distributed.clipping import (
     limit_before_allreduce,
     limit_factor,
 )
-from mlperf_bert.evaluation.evaluate import Evaluator, tokens_per_forward
+from mlperf_bert.evaluation.evaluate import Evaluator, tokens_per_micro_batch
 from mlperf_bert.model.bert import make_model
 from mlperf_bert.model.layers import loss_sums, pretraining_loss
 from mlperf_bert.optim.optimizers import make_optimizer_alone
@@ -229,7 +229,7 @@ def _train(
     evaluator = Evaluator(
         data.held_out,
         data.held_out_reader,
-        tokens_per_forward=tokens_per_forward(data.held_out, 1, device),
+        tokens_per_micro_batch=tokens_per_micro_batch(data.held_out, 1, device),
         rank=0,
         world_size=1,
         device=device,
