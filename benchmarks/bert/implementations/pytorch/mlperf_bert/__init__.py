@@ -1,10 +1,10 @@
-"""BERT pre-training as an MLPerf benchmark. The repository's README.md gives an overview."""
+"""Pre-train BERT as an MLPerf benchmark. The README.md of the repository gives an overview."""
 
 import importlib.metadata
 
 
 def package_version() -> str:
-    """Return the installed version, or "from source" if the package is not installed."""
+    """Return the version of the installed package, or "from source" if it is not installed."""
     try:
         return importlib.metadata.version("mlperf-bert")
     except importlib.metadata.PackageNotFoundError:
@@ -12,9 +12,9 @@ def package_version() -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, or None if unknown.
+    """Return the git commit of this package's checkout, or None if it is unknown.
 
-    `-dirty` is appended if the checkout has uncommitted changes.
+    If the checkout has uncommitted changes, `-dirty` is appended.
     """
     import subprocess
     from pathlib import Path

@@ -1,6 +1,7 @@
-"""The command line: `mlperf_bert <command>`, the same as `python -P -m mlperf_bert <command>`.
+"""The command line `mlperf_bert <command>`, equal to `python -P -m mlperf_bert <command>`.
 
-Only the module of the requested command is loaded, and heavy imports wait until the command runs.
+Only the module of the requested command is loaded, and large modules are imported when the command
+runs.
 """
 
 import argparse
@@ -84,7 +85,7 @@ VARIANTS = {("prepare", "--corpus"): "bert_tools.pretrain.corpus"}
 
 
 def entry() -> NoReturn:
-    """Run the command of the command line and exit with its status."""
+    """Run the command that the command line names, and exit with its status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # one-byte locales lack most characters
             stream.reconfigure(errors="backslashreplace")
@@ -108,7 +109,8 @@ def entry() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    A user's mistake or a full disk is reported in one line on stderr, with status 2.
+    If the user made a mistake or a disk is full, the function prints one line on stderr and returns
+    an error status, normally 2.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -139,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
-    """Return a line on an error that the user can fix, or None if the program is at fault."""
+    """Return a one-line message for an error that the user can fix, or None for a bug."""
     if isinstance(error, OSError) and (remedy := _REMEDIES.get(error.errno or 0)):
         where = one_line(str(error.filename or "stdout or a file"))
         return f"{where}: {error.strerror}; {remedy}"
@@ -163,7 +165,11 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of all commands, with the arguments of the command in `words`."""
+    """Return the parser of all commands.
+
+    Only the command that `words` contain has its arguments, because the modules of other commands
+    are not loaded.
+    """
     parser = Parser(
         prog=PROGRAM,
         description="Pre-train BERT as an MLPerf benchmark, or on your own text. "
@@ -192,7 +198,10 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _without_command(asked: Sequence[str]) -> int:
-    """Print the help, or for `--version` the versions and the commit, if known."""
+    """Print the help, or the versions and the commit if `asked` is `--version`.
+
+    Returns the exit status.
+    """
     if not asked:
         make_parser(asked).print_help(sys.stderr)
         return MISTAKE
@@ -203,10 +212,10 @@ def _without_command(asked: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> NoReturn:
-    """Exit with `status`, or with the status of a failed write to stdout.
+    """Exit with `status`, or with another status if stdout could not be written.
 
-    The status of a rank says how its training ended, so a failed write does not change it. Other
-    commands exist for their output.
+    The exit status of a training rank says how the training ended, so a failed write does not
+    change it. For other commands the output is the result.
     """
     is_rank = "mlperf_bert.distributed.session" in sys.modules
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed at the start

@@ -1,4 +1,4 @@
-"""The argument parser of all commands: help with examples, and errors in one line."""
+"""The argument parser of all commands, which shows examples and reports errors in one line."""
 
 import argparse
 import sys
@@ -16,9 +16,9 @@ _NUMBERS: dict[Any, str] = {int: "an integer", float: "a number"}
 
 
 def describe(parser: argparse.ArgumentParser, description: str, *examples: str) -> None:
-    """Set what `--help` prints above and below a command's options.
+    """Set the texts that `--help` prints above and below the options of a command.
 
-    `description` says in one to three sentences what the command does, reads and writes. Each
+    `description` explains in one to three sentences what the command does, reads and writes. Each
     example is a whole command line that works.
     """
     parser.description = description
@@ -33,7 +33,11 @@ def add_command(
     description: str,
     *examples: str,
 ) -> argparse.ArgumentParser:
-    """Add a sub-command. `text` is its line in the list of commands. See `describe`."""
+    """Add a sub-command, and return its parser.
+
+    `text` is the line for this sub-command in the list of commands. `describe` explains the other
+    arguments.
+    """
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     describe(command, description, *examples)
     return command
@@ -42,7 +46,7 @@ def add_command(
 class Parser(argparse.ArgumentParser):
     """An argument parser that rejects abbreviated options and reports errors in one line.
 
-    Sub-parsers are of this class too.
+    The parsers of sub-commands are of this class too.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -50,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Print one line that names the command, the mistake and a remedy, and exit with 2."""
+        """Print one line with the command, the mistake and a remedy, and exit with status 2."""
         command = self.prog.removeprefix(PROGRAM).strip()
         where = f"{command}: " if command else ""
         remedy = "" if "; " in message else f"; see `{self.prog} --help`"
@@ -61,7 +65,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse all arguments, and report an unknown one as an error of its command."""
+        """Parse all arguments. An unknown argument is reported as an error of its sub-command."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -94,10 +98,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """A formatter that shows defaults and keeps the lines of examples."""
+    """A help formatter that shows default values and keeps the line breaks of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap each line, except for indented ones, which are commands."""
+        """Wrap each line of `text`, except indented lines, which are example commands."""
         return "\n".join(
             line
             if line.startswith(" ")
@@ -110,7 +114,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def help_of(action: argparse.Action) -> str:
-    """Return an option's help text, with its default unless the text itself names one."""
+    """Return the help text of an option. The default is appended unless the text names it."""
     text, default = action.help or "", action.default
     is_shown = default is not argparse.SUPPRESS and isinstance(default, int | float | str)
     if action.option_strings and is_shown and not isinstance(default, bool):

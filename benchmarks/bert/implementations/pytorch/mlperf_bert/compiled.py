@@ -1,11 +1,11 @@
-"""Compiled code: its cache directories, numba's decorators, and whether Triton can compile.
+"""Set up compiled code: its cache directories, numba's decorators, and the check for Triton.
 
 numba, Triton and torch run the code that they find in their cache directories. Therefore only this
-user and root may have write access to such a directory. The user can name it in an environment
-variable of the compiler. Otherwise it is a directory in the user's cache, or a temporary directory
-of this process and its children if the user's cache is not safe.
+user and root may have write access to such a directory. The user can name the directory in an
+environment variable of the compiler. Otherwise the program uses a directory in the user's cache. If
+the user's cache is not safe, it uses a temporary directory for this process and its children.
 
-This file reads the environment, because the compilers find their directories and programs there.
+This module reads the environment, because the compilers find their directories and programs there.
 """
 
 import atexit
@@ -36,17 +36,17 @@ _OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH
 def keep_this_directory_from_children() -> None:
     """Prevent child processes from importing modules from the current directory.
 
-    The directory may belong to another user, and a child that Python itself starts, for example for
-    a process pool, would search it first.
+    Another user may own that directory. A child that Python itself starts, for example for a
+    process pool, would search the directory first.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def set_code_caches() -> dict[str, Path]:
-    """Create the cache directory of every compiler, and set the compiler's variable to it.
+    """Create the cache directory of each compiler, and set its environment variable to it.
 
     Returns the directory for each variable. Call this function before anything is compiled. Raises
-    ConfigError if the user named a directory that others can write to.
+    ConfigError if the user named a directory to which others can write.
     """
     missing = [variable for variable in _COMPILERS if not os.environ.get(variable)]
     if missing:
@@ -65,7 +65,7 @@ def set_code_caches() -> dict[str, Path]:
 
 
 def remove_temporary() -> None:
-    """Remove this process's temporary directory. Call it before an exit that skips atexit."""
+    """Delete this process's temporary cache directory. Call this before an exit without atexit."""
     if _made_by.cache_info().currsize:
         path, maker = _made_by()
         if maker == os.getpid():  # a forked child must not remove it
@@ -74,7 +74,7 @@ def remove_temporary() -> None:
 
 
 def _usual() -> Path | None:
-    """Return our directory in the user's cache, or None if it is not writable or not safe."""
+    """Return this program's directory in the user's cache, or None if it is unusable or unsafe."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return _own(home / "mlperf_bert") if home.is_absolute() else None
@@ -84,15 +84,18 @@ def _usual() -> Path | None:
 
 @cache
 def _made_by() -> tuple[Path, int]:
-    """Return a new temporary directory with an unpredictable name, and this process's id."""
+    """Create a temporary directory with an unpredictable name.
+
+    Returns its path and the id of this process.
+    """
     atexit.register(remove_temporary)
     return Path(tempfile.mkdtemp(prefix="mlperf_bert-")), os.getpid()
 
 
 def _own(path: Path) -> Path:
-    """Create `path` and its parents if they are missing, and return it without links.
+    """Create `path` and its parents if they are missing, and return it with links resolved.
 
-    Raises OSError if another user owns it, can write to it or can replace it.
+    Raises OSError if another user owns the directory, can write to it or can replace it.
     """
     path = path.absolute()
     for each in (*reversed(path.parents), path):
@@ -120,7 +123,7 @@ def _own(path: Path) -> Path:
 
 
 def _check_contents(path: Path) -> None:
-    """Raise OSError if other users could write to the files that a compiler creates in `path`."""
+    """Raise OSError if other users could change the files that a compiler creates in `path`."""
     umask = os.umask(0o077)
     os.umask(umask)
     if path.stat().st_mode & _OTHERS_MAY_ENTER and ~umask & _OTHERS_MAY_WRITE:
@@ -135,24 +138,26 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile `function` with numba when it is first called with arguments of new types.
+    """Compile `function` with numba at its first call with arguments of new types.
 
     The machine code is cached in a directory of the user (`set_code_caches`). If that directory
-    cannot be written, every process compiles for itself. The function releases the GIL.
+    cannot be written, every process compiles the function again. The compiled function releases the
+    GIL.
 
     numba detects changes only in the function's own source file, by modification time and size. A
     compiled function must therefore not call a compiled function of another file, because numba
-    would keep using the old code after a change there. For the same reason a file that is restored
-    with its old time and size keeps its old code.
+    would keep using the old code after a change there. For the same reason, if a file is restored
+    with its old time and size, numba keeps using the old code.
     """
     return _compile(function)
 
 
 def compiled_arithmetic(function: Function) -> Function:
-    """Compile `function` as `compiled` does, and let the compiler vectorize loops over floats.
+    """Compile `function` like `compiled`, and allow the compiler to vectorize loops over floats.
 
-    Division by zero gives an infinity or NaN instead of an error. Sums may be reordered, and
-    multiply-adds may be fused, which rounds once. NaN and infinities are preserved.
+    Division by zero gives an infinity or NaN instead of an error. Sums may be reordered, and a
+    multiplication and an addition may be fused, which rounds once instead of twice. NaN and
+    infinities are preserved.
     """
     return _compile(function, error_model="numpy", fastmath={"reassoc", "contract"})
 
@@ -175,9 +180,10 @@ def _compile(function: Function, **options: Any) -> Function:
 
 @contextmanager
 def usable_cache(function: Any) -> Iterator[None]:
-    """Turn cache errors of the body, which compiles or loads `function`, into a ConfigError.
+    """Convert errors of numba's cache in the body into a ConfigError.
 
-    Raises ConfigError if the cache is damaged or cannot be written.
+    The body compiles or loads `function`. The error is raised if the cache is damaged or cannot be
+    written.
     """
     try:
         yield
@@ -194,8 +200,9 @@ _C_COMPILERS = ("gcc", "clang")  # programs that Triton searches for if CC is no
 def why_triton_cannot_compile() -> str | None:
     """Return the reason why Triton cannot compile kernels here, or None if it can.
 
-    Nothing is compiled or measured, so the answer stays the same as long as the machine does not
-    change. The search for a compiler and headers follows `triton/runtime/build.py` in Triton 3.7.
+    The function compiles and measures nothing, so the answer does not change as long as the machine
+    stays the same. The search for a compiler and headers follows `triton/runtime/build.py` in
+    Triton 3.7.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -211,7 +218,7 @@ def why_triton_cannot_compile() -> str | None:
 
 
 def _directory_of_headers() -> Path:
-    """Return the directory where Triton lets its C compiler search for Python's headers."""
+    """Return the directory in which Triton's C compiler searches for Python's headers."""
     scheme = sysconfig.get_default_scheme()
     if scheme == "posix_local":  # Debian's scheme, which names a directory without headers
         scheme = "posix_prefix"

@@ -24,7 +24,7 @@ _LONGEST = 1200  # characters per part of a message, more than our own paths and
 
 
 def one_line(text: str) -> str:
-    """Shorten `text` and escape its control characters, so that it is safe for a terminal.
+    """Shorten `text` and escape its control characters, so that a terminal can print it safely.
 
     The text may contain names from untrusted files.
     """
@@ -39,7 +39,7 @@ class UserError(Exception):
     """Base class of errors that the command line reports in one line, without a traceback.
 
     `where` names the setting, file or argument at fault. `problem` says what is wrong with it and
-    quotes the value. `remedy` says how to fix it.
+    quotes its value. `remedy` says how to fix the problem, and may be empty.
     """
 
     exit_status = MISTAKE
@@ -55,40 +55,43 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A setting, option, environment variable or installation that cannot work."""
+    """A setting, option, environment variable or installation does not work."""
 
 
 class DataError(UserError):
-    """A text, vocabulary, shard, sidecar or index that is missing, damaged or inconsistent."""
+    """A text, vocabulary, shard, sidecar or index is missing, damaged or inconsistent."""
 
 
 class UnreadableError(DataError):
-    """An existing file that cannot be read because of its permissions or a failing file system.
+    """An existing file cannot be read because of its permissions or a failing file system.
 
-    The contents of the file are unknown, so it does not count as damaged. Code that skips damaged
-    files must not catch this error.
+    The contents of the file are unknown, so the file does not count as damaged. Code that skips
+    damaged files must not catch this error.
     """
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, incomplete, damaged or made for another model."""
+    """A checkpoint is missing, incomplete, damaged or made for another model."""
 
 
 class LostRanksError(UserError):
-    """Other ranks do not answer because they died, hang, or are behind a broken network."""
+    """Other ranks do not answer, because they died or hang, or because the network is broken."""
 
     exit_status = LOST
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True for an out-of-memory error of Python or torch, without importing torch."""
+    """Return True if `error` reports that torch or Python ran out of memory.
+
+    The function does not import torch.
+    """
     torch = sys.modules.get("torch")
     is_gpus = torch is not None and isinstance(error, torch.OutOfMemoryError)
     return is_gpus or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def say(text: str) -> None:
-    """Flush stdout, then write `mlperf_bert: <text>` to stderr. Ignore a closed stderr."""
+    """Flush stdout, then write `mlperf_bert: <text>` to stderr. Write errors are ignored."""
     with suppress(OSError):
         sys.stdout.flush()
     with suppress(OSError):
@@ -97,16 +100,16 @@ def say(text: str) -> None:
 
 
 def say_error(line: object) -> None:
-    """Print in one line why the program ends, unless rank 0 has printed it for all ranks."""
+    """Print the reason why the program ends in one line, unless it was already printed."""
     if not getattr(line, "is_said", False):
         say(f"error: {line}")
 
 
 def typed(*words: object) -> str:
-    """Return a command of this program, quoted for the shell that started it.
+    """Return a command of this program, quoted for the user's shell.
 
-    The command begins with `mlperf_bert` if that shell finds this program, and otherwise with the
-    path of the program.
+    The command begins with `mlperf_bert` if the shell finds this program under that name, and
+    otherwise with the path of the program.
     """
     own, found = Path(sys.executable).with_name("mlperf_bert"), shutil.which("mlperf_bert")
     program = [sys.executable, "-P", "-m", "mlperf_bert"]

@@ -1,8 +1,8 @@
 """Check that the optional packages of a command are installed, and offer to install them.
 
-An extra is a group of optional packages in pyproject.toml. A command calls `require_packages` with
-all optional packages that it will import, before it does any work, so that a missing package is
-not found after minutes of computing.
+An extra is a group of optional packages in pyproject.toml. Before a command does any work, it calls
+`require_packages` with all optional packages that it will import. The user therefore learns of a
+missing package at once, not after minutes of computing.
 """
 
 import importlib
@@ -48,10 +48,11 @@ def require_packages(
     """Check that optional packages are installed, and offer on a terminal to install their extra.
 
     Args:
-        where: the command, option or file that needs the packages. It starts the error message.
-        extra: the extra that contains them, a key of MEGABYTES.
+        where: the command, option or file that needs the packages, with which the error message
+            starts.
+        extra: the extra that contains the packages, a key of MEGABYTES.
         modules: the names by which the packages are imported.
-        purpose: what they are needed for, such as "to read .parquet files".
+        purpose: what the packages are needed for, such as "to read .parquet files".
         otherwise: another remedy, such as "use a vocab.txt".
         may_ask: whether to offer the installation if stdin and stderr are a terminal. Ranks of a
             launcher must not ask, because they share a terminal.
@@ -83,8 +84,9 @@ def require_packages(
 def install_command(extra: str, packages: Sequence[str]) -> list[str]:
     """Return the words of a command that installs an extra into this environment.
 
-    That is tools/venv.sh for the .venv of a checkout, which installs locked versions, and otherwise
-    pip with the checkout this module is in. Without a checkout, pip installs `packages` by name.
+    In the .venv of a checkout, the command is tools/venv.sh, which installs locked versions.
+    Otherwise it is pip with the checkout that contains this module. Without a checkout, pip
+    installs `packages` by name.
     """
     environment = Path(sys.prefix).resolve()
     script = environment.parent / _SCRIPT
@@ -98,7 +100,7 @@ def install_command(extra: str, packages: Sequence[str]) -> list[str]:
 
 
 def _missing(modules: Sequence[str]) -> list[str]:
-    """Return the names of the packages whose modules cannot be found."""
+    """Return the names of the packages whose modules are not installed."""
     return [_INSTALLED_AS.get(module, module) for module in modules if not _is_there(module)]
 
 
@@ -112,7 +114,7 @@ def _is_there(module: str) -> bool:
 
 
 def _typed(command: Sequence[str]) -> str:
-    """Quote a command for the shell, with a script of the current directory by its short name."""
+    """Quote a command for the shell. A script in the current directory gets its short name."""
     script = Path(command[0])
     if script == Path.cwd() / _SCRIPT:
         command = [str(_SCRIPT), *command[1:]]
@@ -124,14 +126,20 @@ def _is_on_terminal() -> bool:
 
 
 def _is_confirmed() -> bool:
-    """Ask on stderr, because stdout may be a file. Without an answer, return False."""
+    """Ask the user whether to install now. Returns False if there is no answer.
+
+    The question goes to stderr, because stdout may be a file.
+    """
     sys.stderr.write("Install now? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _install(command: Sequence[str]) -> None:
-    """Run the command with its output on stderr, and make new packages importable here."""
+    """Run the installation, with its output on stderr, and make the new packages importable.
+
+    Raises ConfigError if the command cannot be run.
+    """
     try:
         subprocess.run(command, stdout=sys.stderr, check=False)
     except OSError as error:
@@ -142,10 +150,10 @@ def _install(command: Sequence[str]) -> None:
 def shadowed_packages(
     environ: Mapping[str, str] = os.environ,  # noqa: TID251, where Python itself reads it
 ) -> list[tuple[str, str]]:
-    """Find packages of the environment that are also on PYTHONPATH, as (directory, name).
+    """Return the (directory, name) of each package of the environment that PYTHONPATH hides.
 
-    The environment modules of a cluster (`module load`) often set PYTHONPATH, and Python then
-    imports the packages there instead of the environment's.
+    The environment modules of a cluster (`module load`) often set PYTHONPATH. Python then imports
+    packages from there instead of from the environment.
     """
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     needed = [name for name in _PACKAGES if any(_has_package(each, name) for each in own)]

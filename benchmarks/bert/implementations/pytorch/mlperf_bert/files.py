@@ -1,12 +1,12 @@
-"""Safe reading of untrusted files, and writing that never leaves a file half-written.
+"""Read untrusted files safely, and write files without ever leaving one half-written.
 
-The readers accept regular files of bounded size and JSON objects. They never block on a pipe or
-read a device in the place of a file. They also distinguish a missing file from a failing file
-system, because pathlib returns False for some failures and raises an error for others. The user's
-own prepared sets, runs and checkpoints are trusted once their digests have been checked.
+The readers accept regular files of limited size and JSON objects. They never block on a pipe or
+read from a device. They also distinguish a missing file from a failing file system, because pathlib
+returns False for some failures and raises an error for others. The user's own prepared sets, runs
+and checkpoints are trusted once their digests have been checked.
 
-The writers write to a temporary name and rename it when the contents are complete. Lines of a log
-are written whole or not at all.
+The writers write to a temporary name and rename the file when its contents are complete. Each line
+of a log is written completely or not at all.
 """
 
 import errno
@@ -34,7 +34,7 @@ NO_ROOM = "check that the disk has free space and is writable"
 
 
 def open_regular_file(path: Path) -> FileIO:
-    """Open a regular file for unbuffered reading, without blocking if it is a pipe.
+    """Open a regular file for unbuffered reading. The call does not block on a pipe.
 
     Raises FileNotFoundError if there is no file, and OSError for anything that is not a regular
     file. The error's `strerror` says what is wrong.
@@ -51,16 +51,19 @@ def open_regular_file(path: Path) -> FileIO:
 
 
 def not_through_a_link(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file for writing without following a link or blocking on a pipe.
+    """Open a file without following a symbolic link or blocking on a pipe.
 
-    Pass it as the `opener` of `open`. Raises OSError with ELOOP for a symbolic link, and with ENXIO
-    for a pipe that nobody reads.
+    Pass this function as the `opener` of `open`. Raises OSError with ELOOP for a symbolic link, and
+    with ENXIO if the file is opened for writing and is a pipe that nobody reads.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
 
 
 def read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """Read a regular file of at most `max_bytes`. Raises OSError like `open_regular_file`."""
+    """Return the bytes of a regular file. Raises OSError as `open_regular_file` does.
+
+    Also raises OSError if the file is larger than `max_bytes`.
+    """
     with BufferedReader(open_regular_file(path)) as file:
         contents = file.read(max_bytes + 1)
     if len(contents) > max_bytes:
@@ -69,13 +72,13 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hex digest of a regular file. Raises OSError like `open_regular_file`."""
+    """Return the SHA-256 of a regular file in hex. Raises OSError as `open_regular_file` does."""
     with open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_json_object(text: str | bytes) -> dict[str, Any]:
-    """Parse one JSON object. Raises ValueError for anything else."""
+    """Parse a JSON object. Raises ValueError if the text is anything else."""
     try:
         found = json.loads(text)
     except RecursionError:
@@ -86,7 +89,7 @@ def parse_json_object(text: str | bytes) -> dict[str, Any]:
 
 
 def in_brief(value: object) -> str:
-    """Format an untrusted value for a message, as one short line of ASCII."""
+    """Format an untrusted value as a short line of ASCII, for use in a message."""
     if isinstance(value, dict | list):
         return f"a {type(value).__name__}"
     if type(value) is int and value.bit_length() > _BRIEF:
@@ -99,9 +102,9 @@ def in_brief(value: object) -> str:
 def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> DataError:
     """Return the error to raise for a file that could not be read.
 
-    That is a DataError if the file is missing or of the wrong kind, and otherwise an
-    UnreadableError. `missing` is the problem to report for a missing file. `remedy` says what to do
-    about a file that is missing or of the wrong kind.
+    The error is a DataError if the file is missing or not a regular file of the allowed size, and
+    otherwise an UnreadableError. `missing` is the problem to report for a missing file. `remedy`
+    says what the user can do if the error is a DataError.
     """
     if error.errno in _NOT_THERE:
         return DataError(str(path), missing, remedy)
@@ -113,20 +116,20 @@ def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> D
 
 
 def is_there(path: Path) -> bool:
-    """Return True if anything has this path, even a broken link. Raises UnreadableError."""
+    """Return True if anything exists at this path, even a broken link. Raises UnreadableError."""
     return _seen(path, follows=False) is not None
 
 
 def is_file(path: Path) -> bool:
-    """Return True for a regular file or a link to one. Raises UnreadableError."""
+    """Return True if `path` is a regular file or a link to one. Raises UnreadableError."""
     seen = _seen(path, follows=True)
     return seen is not None and S_ISREG(seen.st_mode)
 
 
 def names_in(directory: Path) -> list[str]:
-    """Return the sorted names of a directory's entries, or none if it is missing.
+    """Return the sorted names of the entries of a directory, or [] if it does not exist.
 
-    Raises UnreadableError.
+    Raises UnreadableError if the directory cannot be read.
     """
     try:
         return sorted(os.listdir(directory))
@@ -146,7 +149,7 @@ def _seen(path: Path, *, follows: bool) -> os.stat_result | None:
 
 
 def file_size(path: Path, remedy: str) -> int:
-    """Return the size of a regular file in bytes. Raises DataError for anything else."""
+    """Return the size of a regular file in bytes. Raises DataError if there is no such file."""
     try:
         status = path.stat()
     except OSError as error:
@@ -159,14 +162,14 @@ def file_size(path: Path, remedy: str) -> int:
 
 
 def check_size(path: Path, size: int, remedy: str) -> None:
-    """Raise DataError unless `path` is a regular file of `size` bytes, without opening it."""
+    """Raise DataError unless `path` is a regular file of `size` bytes. The file is not opened."""
     found = file_size(path, remedy)
     if found != size:
         raise _size_error(path, found, size, remedy)
 
 
 def file_digest(path: Path, remedy: str) -> str:
-    """Return the sha256 of a regular file in hex. Raises DataError if it cannot be read."""
+    """Return the SHA-256 of a regular file in hex. Raises DataError if it cannot be read."""
     try:
         return file_sha256(path)
     except OSError as error:
@@ -174,20 +177,23 @@ def file_digest(path: Path, remedy: str) -> str:
 
 
 def check_digest(path: Path, sha256: str, remedy: str) -> None:
-    """Raise DataError if the digest of a file differs from the manifest's."""
+    """Raise DataError if the SHA-256 of a file differs from the manifest's, `sha256`."""
     if file_digest(path, remedy) != sha256:
         raise digest_error(str(path), remedy)
 
 
 def digest_error(where: str, remedy: str) -> DataError:
-    """Return the error for a file whose digest differs from the manifest's."""
+    """Return the error for a file whose SHA-256 differs from that in the manifest.
+
+    `where` names the file.
+    """
     return DataError(where, "its sha256 differs from the one in the manifest", remedy)
 
 
 def map_file(path: Path, size: int, remedy: str) -> mmap.mmap:
-    """Map a regular file of `size` bytes, at least one, as read-only memory.
+    """Map a regular file of `size` bytes into memory, read-only. `size` must be at least 1.
 
-    Raises DataError if there is no such file, or if it has another size.
+    Raises DataError if there is no such file, or if the file has another size.
     """
     try:
         with open_regular_file(path) as file:
@@ -209,11 +215,11 @@ Parsed = TypeVar("Parsed")
 
 
 def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
-    """Parse the JSON object in `path`.
+    """Read the file `path`, which must be a JSON object, and return that object.
 
     `missing` is the problem to report if there is no such file. `remedy` says what the user can do
     about any problem with the file. Raises DataError if the file is missing, too large, not a
-    regular file or not one JSON object, and UnreadableError if it cannot be read.
+    regular file or not one JSON object. Raises UnreadableError if the file cannot be read.
     """
     try:
         return parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
@@ -225,9 +231,10 @@ def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Turn an error of the body about a missing key or a wrong value into a DataError for `path`.
+    """Convert errors that the body raises about the contents of `path` into a DataError.
 
-    The text of a ValueError becomes the problem of the DataError.
+    The errors are about a missing key or a wrong value. For a wrong value, the text of the error
+    becomes the problem of the DataError.
     """
     try:
         yield
@@ -238,10 +245,11 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 def parse(kind: type[Parsed], values: Mapping[str, Any], **found: Any) -> Parsed:
-    """Build a dataclass from the values that have the names of its fields.
+    """Build a dataclass instance from the values whose keys are names of its fields.
 
     `found` has the fields that the caller has already converted. A field without a value gets its
-    default. Other keys are ignored. Raises KeyError if a field has neither a value nor a default.
+    default, and other keys are ignored. Raises KeyError if a field has neither a value nor a
+    default.
     """
     for field in fields(kind):  # type: ignore[arg-type]
         is_needed = field.default is MISSING and field.default_factory is MISSING
@@ -251,24 +259,27 @@ def parse(kind: type[Parsed], values: Mapping[str, Any], **found: Any) -> Parsed
 
 
 def check_version(values: Mapping[str, Any], *versions: int, key: str = "format_version") -> None:
-    """Raise ValueError unless `values` has one of these versions, and KeyError if it has none."""
+    """Raise ValueError unless the version in `values` is one of `versions`.
+
+    Raises KeyError if `values` has no version under `key`.
+    """
     if values[key] not in versions:
         read = " or ".join(map(str, versions))
         raise ValueError(f"{key} is {in_brief(values[key])}, but this program reads {read}")
 
 
 def bare_name(name: str) -> str:
-    """Return `name` if it names an entry of its own directory. Raises ValueError otherwise."""
+    """Return `name` if it is a plain file name. Raises ValueError if it contains a directory."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{in_brief(name)} is not a file name without a directory")
     return name
 
 
 def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove the keys that have their default, so that new keys do not change old files.
+    """Return `values` without the keys whose value is the default.
 
-    Two files with the same meaning then have the same bytes and digests, even if one of them was
-    written before a key was added.
+    A new key with a default therefore does not change existing files. Two files with the same
+    meaning have the same bytes and digests, even if one of them was written before a key was added.
     """
     return {
         key: value for key, value in values.items() if key not in defaults or defaults[key] != value
@@ -276,15 +287,16 @@ def without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
 
 
 def write_json(values: Mapping[str, Any]) -> bytes:
-    """Format values as the JSON of prepared sets, indented and with keys in the given order."""
+    """Format values as indented JSON, with keys in the given order, and return the bytes."""
     return (json.dumps(values, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. Rename it to `path` on success, and delete it on failure.
+    """Yield a temporary path. Rename that file to `path` on success, and delete it on failure.
 
-    Raises DataError if the file cannot be written.
+    The body must create the file at the temporary path. Raises DataError if the file cannot be
+    written.
     """
     temporary = _temporary(path)
     try:
@@ -302,13 +314,13 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, contents: bytes | memoryview) -> None:
-    """Write or replace `path` in one step. Raises DataError if it cannot be written."""
+    """Write or replace the file `path` atomically. Raises DataError if it cannot be written."""
     with replaced_file(path) as temporary, temporary.open("xb") as file:
         file.write(contents)
 
 
 def check_writable(path: Path) -> None:
-    """Check that `write_file` could write `path`, without changing it. Raises DataError if not."""
+    """Raise DataError if `write_file` could not write `path`. The file at `path` is not changed."""
     temporary = _temporary(path)
     try:
         temporary.unlink(missing_ok=True)
@@ -319,7 +331,7 @@ def check_writable(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its parents. Raises DataError if that fails."""
+    """Create a directory and its parents if they are missing. Raises DataError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -328,9 +340,10 @@ def make_directory(path: Path) -> None:
 
 
 def remove_temporaries(directory: Path, names: Collection[str]) -> None:
-    """Remove the temporary files of killed writers, `.NAME.PID-MACHINE.tmp` for NAME in `names`.
+    """Delete temporary files that killed writers left in `directory`.
 
-    The caller ensures that no writer of these files is running on any machine.
+    The files are `.NAME.PID-MACHINE.tmp` for each NAME in `names`. The caller must ensure that no
+    writer of these files is running on any machine.
     """
     for path in directory.glob(".*.tmp"):
         name, _, writer = path.stem.removeprefix(".").rpartition(".")
@@ -343,7 +356,10 @@ def _temporary(path: Path) -> Path:
 
 
 def _machine() -> str:
-    """Return a name for this machine, because processes on two machines may have the same id."""
+    """Return a short name for this machine.
+
+    Temporary files need it because processes on two machines may have the same id.
+    """
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
@@ -354,10 +370,11 @@ def _not_written(path: Path, error: OSError) -> DataError:
 
 @contextmanager
 def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
-    """Yield a directory to fill. Rename it to `path` on success, and delete it on failure.
+    """Yield a temporary directory. Rename it to `path` on success, and delete it on failure.
 
-    `path` must be an empty directory or not exist. `num_bytes` is about the number of bytes that
-    the caller will write. Raises CheckpointError if `path` exists or cannot be written.
+    `path` must be an empty directory or must not exist. `num_bytes` is the approximate number of
+    bytes that the body will write. Raises CheckpointError if `path` is a file or a non-empty
+    directory, if the disk has too little space, or if the directory cannot be written.
     """
     path = Path(os.path.abspath(path))
     partial = path.with_name(f".{path.name or 'out'}.{os.getpid()}.partial")
@@ -379,9 +396,9 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def whole_or_nothing(file: int) -> Iterator[None]:
-    """Undo the body's append to an open file if it fails, and raise its OSError.
+    """If the body fails to append to an open file, undo what it appended and raise its OSError.
 
-    Otherwise the next line would be appended to half a line.
+    Otherwise the next line would be appended to an incomplete one. `file` is the file's descriptor.
     """
     end = os.fstat(file).st_size
     try:
@@ -394,16 +411,16 @@ def whole_or_nothing(file: int) -> Iterator[None]:
 
 
 class LineFile:
-    """A log file that lines are appended to. A line is in the file when `append` returns.
+    """A log file to which lines are appended. When `append` returns, the line is in the file.
 
     A line that cannot be written is dropped, so that a full disk does not stop the training. `warn`
     is called for the first dropped line, and again only after another line could be written.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None], *, continued: bool = False) -> None:
-        """Create a new file, or open an existing one if `continued`.
+        """Create a new file, or open an existing file if `continued` is True.
 
-        Raises ConfigError if that fails.
+        Raises ConfigError if the file cannot be opened.
         """
         self._path = path
         self._warn = warn
@@ -417,7 +434,7 @@ class LineFile:
         self._is_failing = False
 
     def append(self, line: str) -> None:
-        """Write a line, and add the line end."""
+        """Append `line` and a line end to the file."""
         contents = memoryview(f"{line}\n".encode())
         try:
             with whole_or_nothing(self._file.fileno()):

@@ -1,10 +1,10 @@
-"""The CPUs that this process may use, and the memory of the machine."""
+"""Report the CPUs that this process may use, and the memory of the machine."""
 
 import os
 
 
 def usable_cpus() -> frozenset[int]:
-    """Return the logical CPUs that this process may run on.
+    """Return the numbers of the logical CPUs on which this process may run.
 
     Raises OSError if the system does not report them.
     """
@@ -14,5 +14,5 @@ def usable_cpus() -> frozenset[int]:
 
 
 def memory_bytes() -> int:
-    """Return the total memory of this machine in bytes, whether free or in use."""
+    """Return the total memory of this machine in bytes, both free and used."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")

@@ -1,4 +1,4 @@
-"""Suggestions for mistyped names, the same for settings, commands, options, values and files."""
+"""Suggest names for a mistyped setting, command, option, value or file."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,9 +52,9 @@ OTHER_NAMES = {
 
 
 def suggestions(word: str, names: Iterable[str]) -> list[str]:
-    """Return up to three of `names` that were probably meant by `word`, the likeliest first.
+    """Return up to three of `names` that the user probably meant by `word`, the likeliest first.
 
-    Names may have sections, as in `optim.learning_rate`. A name in the section of `word` is
+    Names may have sections, as in `optim.learning_rate`. Names in the section of `word` are
     preferred, so `optim.beta` suggests `optim.beta_1`. Case and leading hyphens do not matter.
     """
     names = list(names)
@@ -79,22 +79,22 @@ def did_you_mean(
 ) -> str:
     """Return "did you mean NAME?" for a mistyped word, or `otherwise` if no name is similar.
 
-    `shown` maps a name to what the message says instead.
+    `shown` maps a name to the text that the message shows instead of the name.
     """
     found = [(shown or {}).get(name, name) for name in suggestions(word, names)]
     return f"did you mean {or_list(found)}?" if found else otherwise
 
 
 def or_list(words: Sequence[str]) -> str:
-    """Join words as in "a, b or c"."""
+    """Join words into a list such as "a, b or c"."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def _close(asked: str, names: Sequence[str]) -> list[str]:
-    """Return names whose last part is spelled like `asked`.
+    """Return up to three of `names` whose last part is spelled like `asked`.
 
-    If there are none, return names whose last part begins or ends with `asked`.
+    If there are none, returns names whose last part begins or ends with `asked`.
     """
     parts = dict.fromkeys(_last(name) for name in names)
     found = difflib.get_close_matches(asked, parts, MOST)

@@ -1,8 +1,12 @@
-"""Checkpoints: safetensors and JSON files, whose digests are checked before use.
+"""Save, verify and load checkpoints of a run.
 
-A checkpoint is a directory `step_00000120/` next to a file `LATEST`. It contains `manifest.json`,
-`state.json`, `model.safetensors`, `optimizer/rank_00000.safetensors`, `rank_states.safetensors`
-and, if the model has FP8 products, `fp8.safetensors`. The parameters have Hugging Face's names.
-While the files are being written, the directory's name begins with a dot. It is renamed once every
-file is on disk, so a checkpoint is either complete or absent.
+A checkpoint is a directory such as `step_00000120/`, next to a file `LATEST` that names the newest
+checkpoint. It contains the safetensors files `model.safetensors`, `rank_states.safetensors` and
+`optimizer/rank_00000.safetensors` (one per optimizer shard), and the JSON files `state.json` and
+`manifest.json`. A model with FP8 products adds `fp8.safetensors`. The manifest has the SHA-256
+digest of every file, which readers check before they use the file. Parameters have the names that
+Hugging Face uses.
+
+While the files are being written, the directory's name begins with a dot. The writer renames the
+directory once every file is on disk, so a checkpoint is either complete or absent.
 """

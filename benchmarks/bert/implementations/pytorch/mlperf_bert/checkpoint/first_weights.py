@@ -1,8 +1,8 @@
-"""Checks of a run's initial weights and state before the run starts.
+"""Check a run's initial weights and training state before the run starts.
 
-The weights are in a checkpoint of this program. `mlperf_bert convert` creates one from the weights
-of other programs. The checks are quick, because they read only small files and do not import torch.
-`load.py` checks the weights themselves.
+The weights are in a checkpoint that this program wrote. `mlperf_bert convert` creates such a
+checkpoint from the weights of other programs. The checks are quick, because they read only small
+files and do not import torch. `load.py` checks the weights themselves.
 """
 
 from pathlib import Path
@@ -39,12 +39,17 @@ MODEL_OF_WEIGHTS = (
 
 
 def check_first_weights(config: RunConfig, data_dir: Path) -> None:
-    """Check that a run of this config on this data can start from `run.init_checkpoint`.
+    """Check that a run of `config` on the data in `data_dir` can start.
+
+    If `run.init_checkpoint` is set, the function checks that checkpoint. Otherwise it checks that
+    the run may start without one.
 
     Raises:
-        ConfigError: the division requires weights and none are given, the weights' model has other
-            settings, or the run cannot continue the checkpoint's training state or data order.
-        CheckpointError: there is no checkpoint, or its vocabulary is missing or differs.
+        ConfigError: the division requires weights and the config has none, the checkpoint's model
+            has other settings, or the run cannot continue the checkpoint's training state or data
+            order.
+        CheckpointError: there is no checkpoint, or its vocabulary is missing or differs from the
+            data's.
         DataError: the vocabulary of the data is not known.
     """
     given = config.run.init_checkpoint
@@ -68,14 +73,21 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
 
 
 def _refuse_state(config: RunConfig, problem: str) -> None:
-    """Raise ConfigError if the config asks for a training state, which `problem` says is absent."""
+    """Raise ConfigError if `run.init_state` is "training".
+
+    `problem` says why there is no training state to start from.
+    """
     if config.run.init_state == "training":
         remedy = "pass a checkpoint of a run (--init-checkpoint), or set it to 'weights'"
         raise ConfigError("run.init_state", f"is 'training', but {problem}", remedy)
 
 
 def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
-    """Raise ConfigError if a run cannot continue a checkpoint's training state or data order."""
+    """Raise ConfigError if a run cannot continue the training state or data order of a checkpoint.
+
+    The function checks the training state if `run.init_state` is "training", and the data order if
+    `data.skip_samples` is not 0.
+    """
     if not any(name.startswith(SHARDS) for name in read_manifest(directory).files):
         _refuse_state(config, f"{directory} has weights without a training state")
         return
@@ -104,9 +116,10 @@ def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
 
 
 def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what: str) -> None:
-    """Raise ConfigError for the first setting whose two values, ours and theirs, differ.
+    """Raise ConfigError for the first setting that differs between this run and the checkpoint.
 
-    `for_what` is the setting that requires them to be equal.
+    `settings` has the pair (this run's value, checkpoint's value) of each setting. `for_what` is
+    the setting that requires the values to be equal.
     """
     for name, (ours, theirs) in settings.items():
         if ours != theirs:
@@ -116,13 +129,13 @@ def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what:
 
 
 def settings_of(model: ModelSection) -> dict[str, Any]:
-    """Return the settings of [model] that are fixed by a model's weights."""
+    """Return the names and values of the [model] settings that a model's weights determine."""
     unused = () if model.architecture == "modern" else OF_MODERN
     return {name: getattr(model, name) for name in MODEL_OF_WEIGHTS if name not in unused}
 
 
 def check_model(directory: Path, model: ModelSection) -> None:
-    """Raise ConfigError if the weights in `directory` need other settings than the model has."""
+    """Raise ConfigError if `model` has other settings than the weights in `directory` need."""
     theirs = read_config(directory).model
     free = _OF_A_PHASE if theirs.architecture == "modern" else frozenset()
     for name, value in settings_of(theirs).items():
@@ -144,7 +157,7 @@ def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
 
 
 def origin_of_phase(checkpoint: Path) -> str:
-    """Describe the training state that a run starts from, and where that state came from."""
+    """Describe the training state in `checkpoint`, and where its weights came from, in one line."""
     found = read_manifest(resolve(checkpoint))
     state = (
         f"training state after {found.samples:,} samples",
@@ -156,11 +169,11 @@ def origin_of_phase(checkpoint: Path) -> str:
 def origin_of_run(
     first: Path | None, checkpoint: Path | None, *, begins_phase: bool
 ) -> dict[str, str]:
-    """Return the manifest entries that name the weights or state a run started from.
+    """Return the manifest entries that name the weights or training state that a run started from.
 
     Args:
-        first: `run.init_checkpoint`.
-        checkpoint: the checkpoint that the run resumes from, if any. Its entries are kept.
+        first: `run.init_checkpoint`, or None if it is not set.
+        checkpoint: the checkpoint that the run resumes from, or None. Its entries are kept.
         begins_phase: True if the run starts from the training state of `first`.
     """
     if begins_phase and first is not None:
@@ -173,7 +186,7 @@ def origin_of_run(
 
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
-    """Raise CheckpointError if the weights in `directory` have a vocabulary of another digest."""
+    """Raise CheckpointError if the vocabulary of the weights in `directory` has another digest."""
     if read_manifest(directory).vocabulary_sha256 != vocabulary_sha256:
         problem = "was trained with another vocabulary"
         remedy = "pass data that was prepared with the checkpoint's vocabulary"

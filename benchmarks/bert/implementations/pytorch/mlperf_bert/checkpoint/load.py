@@ -1,6 +1,6 @@
-"""Load a checkpoint, either only its weights or the whole state that a run resumes from.
+"""Load a checkpoint, either its weights only or the whole state that a run resumes from.
 
-`writer.py` describes the format.
+`writer.py` describes the format of the files.
 """
 
 import json
@@ -48,10 +48,13 @@ def load_checkpoint(
     *,
     is_verified: bool = False,
 ) -> CheckpointState:
-    """Load a checkpoint of any number of ranks into an optimizer and its model.
+    """Load a checkpoint into an optimizer and its model, and return the checkpoint's state.
 
-    Collective: all ranks must call it. Rank 0 checks the digests unless `is_verified` is set.
-    Raises CheckpointError like `load_weights`, on every rank.
+    The run that wrote the checkpoint may have had another number of ranks. Rank 0 checks the
+    digests of the files, unless `is_verified` is True.
+
+    Collective: all ranks must call this function. Raises CheckpointError on every rank, for the
+    same reasons as `load_weights`.
     """
 
     def check() -> None:
@@ -83,11 +86,12 @@ def restore_rank_states(
     *,
     streams: bool = True,
 ) -> None:
-    """Restore this rank's FP8 scales, and its random streams if `streams` is set.
+    """Restore this rank's FP8 scales and, if `streams` is True, its random number generators.
 
-    If the number of ranks has changed, no streams are restored, and every rank gets the scales of
-    rank 0. The caller must have verified the file's digest, as `load_checkpoint` does. Raises
-    CheckpointError on every rank.
+    If the number of ranks has changed, no generator is restored, and every rank gets the FP8 scales
+    of rank 0. The caller must have verified the digest of the file, as `load_checkpoint` does.
+
+    Raises CheckpointError on every rank if the states do not fit this run.
     """
 
     def restore() -> None:
@@ -114,18 +118,19 @@ def load_phase(
     info: RankInfo,
     device: torch.device,
 ) -> str:
-    """Load the training state of an earlier run to start a new phase, and describe it in a line.
+    """Load the training state of an earlier run to start a new phase, and describe it in one line.
 
-    Weights, moments, FP8 scales and the count of updates are those of the checkpoint. Step,
-    samples, schedule, data order and random streams start from the beginning.
+    Weights, optimizer moments, FP8 scales and the number of updates continue from the checkpoint.
+    The step and sample counters, the schedule, the data order and the random number generators
+    start from the beginning.
 
-    The count t of updates is kept together with the moments because bias correction divides a
-    moment by 1 - beta^t, where t is the number of updates that contributed to it. If t started from
-    zero again, the moments would be divided by 1 - beta. AdamW's first update would then be
-    multiplied by sqrt(1 - beta_2) / (1 - beta_1), which is 0.32 by default.
+    The number t of updates is kept together with the moments because bias correction divides a
+    moment by 1 - beta^t, where t is the number of updates that contributed to the moment. If t
+    started from zero again, the moments would be divided by 1 - beta. AdamW's first update would
+    then be multiplied by sqrt(1 - beta_2) / (1 - beta_1), which is 0.32 by default.
 
-    The checkpoint may be of any number of ranks. Collective: all ranks must call it. Raises
-    CheckpointError like `load_checkpoint`.
+    The run that wrote the checkpoint may have had another number of ranks. Collective: all ranks
+    must call this function. Raises CheckpointError on every rank, like `load_checkpoint`.
     """
     state = load_checkpoint(optimizer, directory, vocabulary_sha256, info)
     restore_rank_states(directory, state, model, info, device, streams=False)
@@ -137,11 +142,12 @@ def load_weights(
 ) -> CheckpointState:
     """Load the weights of a checkpoint, or of the latest one in a directory, into `model`.
 
-    FP8 scales are loaded too if model and checkpoint have them. A model without next-sentence
-    prediction ignores the checkpoint's head for it.
+    The function also loads the FP8 scales if both the model and the checkpoint have them. If the
+    model has no next-sentence head, the function ignores that head of the checkpoint. It returns
+    the state of the checkpoint.
 
-    Raises CheckpointError if files are missing, damaged, or made for another model or vocabulary,
-    and ConfigError for a different setting that does not change the shape of a tensor.
+    Raises CheckpointError if files are missing, damaged, or made for another model or vocabulary.
+    Raises ConfigError if a setting differs without changing the shape of a tensor.
     """
     directory = resolve(directory)
     manifest = read_manifest(directory)
@@ -184,9 +190,10 @@ def _check_names_and_shapes(
 
 
 def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
-    """Load this rank's shard of the optimizer state from the files of any number of shards.
+    """Load this rank's shard of the optimizer state from the shard files of a checkpoint.
 
-    Raises CheckpointError if a file is damaged, or if the files lack a part of this state.
+    The checkpoint may have another number of shards. Raises CheckpointError if a file is damaged,
+    or if elements of this rank's shard are in none of the files.
     """
     from safetensors import SafetensorError, safe_open  # here, because `bench` does not need it
 
@@ -210,7 +217,10 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
 
 
 def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int, last: int) -> int:
-    """Copy the elements that a file's part [first, last) shares with `wanted`, and count them."""
+    """Copy the elements that `wanted` and a file have in common, and return their number.
+
+    The file has the elements [first, last) of the flattened parameter.
+    """
     begin, end = max(first, wanted.first), min(last, wanted.last)
     if begin >= end:
         return 0
@@ -224,9 +234,10 @@ def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int,
 def set_rank_states(
     states: Mapping[str, Tensor], fp8_state: Mapping[str, Tensor], rank: int, device: torch.device
 ) -> None:
-    """Restore one rank's part of the gathered states. A state that is missing keeps its value.
+    """Restore one rank's random number generators and FP8 scales from the states of all ranks.
 
-    Raises IndexError, RuntimeError or TypeError if the states do not fit this run.
+    Each tensor of `states` is [ranks, ...]. A generator or scale that is not in `states` keeps its
+    value. Raises IndexError, RuntimeError or TypeError if the states do not fit this run.
     """
     # Cloned, because torch reads from the start of a tensor's storage even if it gets a view.
     if "cpu" in states:

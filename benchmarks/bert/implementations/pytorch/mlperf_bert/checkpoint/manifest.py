@@ -1,8 +1,8 @@
-"""Contents of a checkpoint directory, its verification, and the pruning of a run's checkpoints.
+"""Read and verify the files of a checkpoint, and remove old checkpoints of a run.
 
-This module does not import torch. File names have a fixed form, so that none can lead to another
-directory, and a file is used only if its digest equals the manifest's. A checkpoint is renamed
-before it is removed, so that no other process ever finds an incomplete one.
+This module does not import torch. The names of the files have a fixed form, so that no name can
+lead to another directory. A file is used only if its digest equals the one in the manifest. A
+checkpoint is renamed before it is removed, so that no other process ever finds an incomplete one.
 """
 
 import re
@@ -59,7 +59,7 @@ _STEP_NAME = re.compile(r"step_\d{8,19}")
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """The size in bytes and the hex digest of a file of a checkpoint."""
+    """The size in bytes and the SHA-256 digest (in hex) of one file of a checkpoint."""
 
     size: int
     sha256: str
@@ -67,12 +67,12 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The contents of `manifest.json`, which is written last.
+    """The contents of `manifest.json`, the last file of a checkpoint to be written.
 
-    `config` has the unparsed tables of the run's config, which `read_config` parses. `origin` is
-    empty except in two cases. For converted weights it names their source
-    (huggingface/conversion.py). A run that starts from converted weights, or from the training
-    state of another run, names them under INITIALIZED_FROM.
+    `config` has the tables of the run's config before parsing. `read_config` parses them. `origin`
+    is empty except in two cases. In a checkpoint of converted weights it names their source
+    (huggingface/conversion.py). In a checkpoint of a run that started from converted weights, or
+    from the training state of another run, it names them under the key INITIALIZED_FROM.
     """
 
     step: int
@@ -86,11 +86,11 @@ class Manifest:
 
     @property
     def is_converted(self) -> bool:
-        """True if the checkpoint has another program's weights and no training state."""
+        """True if the checkpoint has weights of another program, and no training state."""
         return bool(self.origin) and INITIALIZED_FROM not in self.origin
 
     def to_json(self) -> bytes:
-        """Return the contents of the file."""
+        """Return the contents of `manifest.json`."""
         values = {"format_version": FORMAT_VERSION, **asdict(self)}
         if not self.origin:
             del values["origin"]
@@ -99,9 +99,10 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointState:
-    """The state of a run in a checkpoint.
+    """The progress and identity of a run when its checkpoint was written (`state.json`).
 
-    `step` is also the position of the sampler, because a batch is a function of step and seed.
+    `step` also gives the position in the data order, because a batch depends only on the step and
+    the seed.
     """
 
     step: int
@@ -121,33 +122,34 @@ class CheckpointState:
     kernels: KernelsName | None = None
 
     def to_json(self) -> bytes:
-        """Return the contents of the file."""
+        """Return the contents of `state.json`."""
         return write_json(asdict(self))
 
 
 def step_directory(directory: Path, step: int) -> Path:
-    """Return the directory of the checkpoint after `step`."""
+    """Return the path of the checkpoint that is written after `step`."""
     return directory / f"step_{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """Return the step in a checkpoint's name, or -1 if it is not a checkpoint's name."""
+    """Return the step in the name of a checkpoint, or -1 if the name is not a checkpoint's."""
     return int(path.name.removeprefix("step_")) if _STEP_NAME.fullmatch(path.name) else -1
 
 
 def named_checkpoints(directory: Path) -> list[Path]:
-    """Return the entries of `directory` that have a checkpoint's name, with the newest first.
+    """Return the entries of `directory` whose name is a checkpoint's, the newest first.
 
-    Raises UnreadableError.
+    The entries may be incomplete or damaged. Raises UnreadableError if the file system fails.
     """
     found = [directory / name for name in names_in(directory) if _STEP_NAME.fullmatch(name)]
     return sorted(found, key=step_of, reverse=True)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Return the complete checkpoints of `directory`, with the newest first.
+    """Return the complete checkpoints of `directory`, the newest first.
 
-    A checkpoint is complete if it has a manifest. Digests are not checked. Raises UnreadableError.
+    A checkpoint is complete if it has a manifest. The function does not check digests. Raises
+    UnreadableError if the file system fails.
     """
     return [path for path in named_checkpoints(directory) if is_file(path / MANIFEST)]
 
@@ -156,7 +158,7 @@ def has_had_checkpoints(directory: Path) -> bool:
     """Return True if `directory` has ever had a complete checkpoint.
 
     The checkpoint may still be there, may have been put aside, or may be lost. Raises
-    UnreadableError.
+    UnreadableError if the file system fails.
     """
     return any(
         name == LATEST or ("step_" in name and not name.endswith(".partial"))
@@ -165,9 +167,10 @@ def has_had_checkpoints(directory: Path) -> bool:
 
 
 def resolve(directory: Path) -> Path:
-    """Return `directory` if it is a checkpoint, and otherwise the one that its LATEST names.
+    """Return `directory` if it is a checkpoint, or the checkpoint that its file LATEST names.
 
-    Raises CheckpointError if there is neither, and UnreadableError if a file cannot be read.
+    Raises CheckpointError if neither is a checkpoint. Raises UnreadableError if a file cannot be
+    read.
     """
     if is_file(directory / MANIFEST):
         return directory
@@ -184,7 +187,7 @@ def resolve(directory: Path) -> Path:
 
 
 def _instead_of(directory: Path) -> str:
-    """Say what to pass instead of an existing directory that is not a checkpoint."""
+    """Return what to pass instead of an existing directory that is not a checkpoint."""
     for inside in (OF_A_RUN, f"run_0/{OF_A_RUN}", f"run/run_0/{OF_A_RUN}"):
         if is_file(directory / inside / LATEST):
             return f"pass {directory / inside}"
@@ -195,7 +198,7 @@ def _instead_of(directory: Path) -> str:
 
 
 def _latest(path: Path) -> str | None:
-    """Return the name in a LATEST file, or None if there is no such file."""
+    """Return the checkpoint's name in a file LATEST, or None if it is missing or malformed."""
     try:
         return read_regular_file(path, 100).decode("ascii").strip()
     except UnicodeDecodeError:
@@ -208,7 +211,7 @@ def _latest(path: Path) -> str | None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Parse the manifest of a checkpoint.
+    """Parse the manifest of the checkpoint in `directory`.
 
     Raises CheckpointError if the manifest is missing or damaged, and UnreadableError if it cannot
     be read.
@@ -227,7 +230,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 @contextmanager
 def _as_damage() -> Iterator[None]:
-    """Turn a DataError about a file into a CheckpointError, unless it is an UnreadableError."""
+    """Raise a DataError of the body as a CheckpointError, except an UnreadableError.
+
+    An UnreadableError passes unchanged, because a file that cannot be read may be undamaged.
+    """
     try:
         yield
     except UnreadableError:
@@ -237,7 +243,7 @@ def _as_damage() -> Iterator[None]:
 
 
 def read_config(directory: Path) -> RunConfig:
-    """Parse the config of a checkpoint, or of the latest checkpoint in a directory."""
+    """Parse the config in the manifest of a checkpoint, or of the latest one in a directory."""
     found = resolve(directory)
     tables = {
         section: {key: value for key, value in table.items() if (section, key) not in _OF_A_START}
@@ -247,9 +253,10 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Check that the named files exist, with the sizes and digests in the manifest.
+    """Check that each named file exists and has the size and the digest in the manifest.
 
-    Raises CheckpointError if one does not, and UnreadableError if a file cannot be read.
+    Raises CheckpointError if a file is missing or differs, and UnreadableError if a file cannot be
+    read.
     """
     for name in names:
         path, entry = directory / name, manifest.files.get(name)
@@ -266,9 +273,10 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
 
 
 def read_state(directory: Path) -> CheckpointState:
-    """Parse the state of a checkpoint, and check that it fits the manifest.
+    """Parse the state of a checkpoint, and check that it belongs to this checkpoint.
 
-    Raises CheckpointError and UnreadableError.
+    Raises CheckpointError if the state is missing, damaged or of another checkpoint. Raises
+    UnreadableError if a file cannot be read.
     """
     manifest = read_manifest(directory)
     path = directory / STATE
@@ -284,9 +292,10 @@ def read_state(directory: Path) -> CheckpointState:
 
 
 def verify(directory: Path) -> CheckpointState:
-    """Check every file of a run's checkpoint, and return its state.
+    """Check every file of a checkpoint that a run wrote, and return the checkpoint's state.
 
-    Raises CheckpointError and UnreadableError.
+    Raises CheckpointError if a file is missing or damaged, or if the checkpoint has converted
+    weights. Raises UnreadableError if a file cannot be read.
     """
     manifest = read_manifest(directory)
     if manifest.is_converted:
@@ -298,16 +307,16 @@ def verify(directory: Path) -> CheckpointState:
 
 
 def prune(directory: Path, keep_last: int) -> None:
-    """Remove all checkpoints except the newest `keep_last`."""
+    """Remove all complete checkpoints in `directory` except the newest `keep_last`."""
     for path in complete_checkpoints(directory)[keep_last:]:
         discard(path)
 
 
 def put_aside(directory: Path, last_step: int) -> None:
-    """Rename the checkpoints after the step that a run resumed from.
+    """Rename the checkpoints after `last_step`, the step that a run resumes from.
 
     The run skipped these checkpoints because they are damaged, so they must not count among the
-    newest.
+    newest checkpoints, which are kept.
     """
     for path in named_checkpoints(directory):
         if step_of(path) > last_step:
@@ -315,7 +324,10 @@ def put_aside(directory: Path, last_step: int) -> None:
 
 
 def move_aside(path: Path, word: str) -> Path:
-    """Rename a checkpoint to `<word>_step_...`, with a number appended if that name exists."""
+    """Rename a checkpoint to `<word>_step_...`, and return its new path.
+
+    If that name exists, a number is appended.
+    """
     first = aside = path.with_name(f"{word}_{path.name}")
     number = 0
     while is_there(aside):
@@ -326,9 +338,10 @@ def move_aside(path: Path, word: str) -> Path:
 
 
 def bring_back(directory: Path) -> None:
-    """Restore the name of a replaced checkpoint if its replacement is missing.
+    """Rename each replaced checkpoint back to its old name if the replacement is missing.
 
-    The replacement is missing if the writer was killed. Raises UnreadableError.
+    A replacement is missing if the writer was killed before it was complete. Raises UnreadableError
+    if the file system fails.
     """
     for name in names_in(directory):
         path = directory / name.removeprefix(f"{REPLACED}_")
@@ -340,14 +353,17 @@ def bring_back(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove the unfinished checkpoints that killed writers left."""
+    """Remove the unfinished checkpoints that killed writers left in `directory`."""
     for path in directory.glob(".step_*"):
         if path.name.endswith((".partial", ".removed")):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint, whether it is complete or not."""
+    """Remove a checkpoint, which may be incomplete.
+
+    The directory is renamed first, so that no other process finds a checkpoint with missing files.
+    """
     removed = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
     if removed != path:
         shutil.rmtree(removed, ignore_errors=True)

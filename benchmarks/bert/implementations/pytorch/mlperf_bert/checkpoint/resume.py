@@ -1,6 +1,8 @@
-"""The start of a run, at its first step or at a checkpoint, and the settings that may change there.
+"""Find where a run starts, and check the settings and kernels that it starts with.
 
-This module also compares the kernels that "auto" chose, between ranks and with the checkpoint's.
+A run starts at its first step or at a checkpoint. This module decides which settings may change at
+a checkpoint. It also compares the kernels that the value "auto" stands for, between ranks and with
+the checkpoint.
 """
 
 import shlex
@@ -54,13 +56,13 @@ _PLACEMENT = {"data.balance", "data.counts_per_rank"} | {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The point where a run starts.
+    """The point at which a run starts.
 
-    `continues` is True if the run continues the one in its directory. `is_resumed` is True if an
-    earlier attempt had already started the clock. `seed` is None until it is known. `remarks` are
-    lines for the user. `ended` is the outcome of a finished run, which cannot be resumed.
-    `new_run_by` has the options that start a new run instead, if a script or another command
-    started this one.
+    `continues` is True if the run continues the earlier one in its directory. `is_resumed` is True
+    if an earlier attempt had already started the clock. `seed` is None until it is known. `remarks`
+    are lines to print for the user. `ended` is the outcome of a finished run, which cannot be
+    resumed. `new_run_by` has the options that start a new run, if a script or another command
+    started this run.
     """
 
     checkpoint: Path | None = None
@@ -73,12 +75,12 @@ class Start:
     new_run_by: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """Convert the start to values that JSON can represent."""
+        """Return the fields of the start as values that JSON can represent."""
         return {**asdict(self), "checkpoint": str(self.checkpoint) if self.checkpoint else None}
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Self:
-        """Convert the values of `to_plain` back to a start."""
+        """Return the start whose fields `to_plain` has converted to `values`."""
         checkpoint, state, ended = (values.pop(each) for each in ("checkpoint", "state", "ended"))
         return cls(
             checkpoint=Path(checkpoint) if checkpoint else None,
@@ -90,12 +92,12 @@ class Start:
 
     @property
     def step(self) -> int:
-        """The number of completed steps."""
+        """The number of completed training steps."""
         return 0 if self.state is None else self.state.step
 
     @property
     def samples(self) -> int:
-        """The number of sequences trained so far."""
+        """The number of sequences trained before this start."""
         return 0 if self.state is None else self.state.samples
 
 
@@ -105,11 +107,11 @@ NEW_RUN = Start()
 def find_start(
     resume: str, directory: RunDirectory, config: RunConfig, new_run_by: str | None = None
 ) -> Start:
-    """Find the start of a run for `--resume`: "none", "auto", or a directory with a checkpoint.
+    """Return where a run starts, as `--resume` asks for: "none", "auto", or a checkpoint directory.
 
-    The function verifies every byte of a checkpoint. "auto" skips damaged checkpoints, and starts
-    from scratch only if there has never been a checkpoint. `new_run_by` has the options that start
-    a new run, if they are not those of `train`.
+    The function verifies every byte of the checkpoint. With "auto" it skips damaged checkpoints,
+    and starts from the beginning only if there has never been a checkpoint. `new_run_by` has the
+    options that start a new run, if they are not those of `train`. Error messages suggest them.
 
     Raises CheckpointError, ConfigError or DataError if the run cannot be resumed as requested, and
     UnreadableError if a file cannot be read.
@@ -126,7 +128,10 @@ def find_start(
 
 
 def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
-    """Raise CheckpointError unless the checkpoint was trained on the same two sets."""
+    """Raise CheckpointError unless the checkpoint was trained on the data of this run.
+
+    `data_sha256` is the digest of this run's training and evaluation sets, which are in `data_dir`.
+    """
     if start.state is not None and start.state.data_sha256 != data_sha256:
         problem = f"was not trained on the data in {data_dir}"
         new_run = start.new_run_by or _from_weights(start.checkpoint)
@@ -136,12 +141,15 @@ def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
 
 
 def _from_weights(checkpoint: Path | None) -> str:
-    """Name the options that start a new run from the weights of a checkpoint."""
+    """Return the options that start a new run from the weights of a checkpoint."""
     return f"--init-checkpoint {shlex.quote(str(checkpoint))} --run-dir NEW --resume none"
 
 
 def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | None) -> Start:
-    """Find the newest usable checkpoint of a run, or its beginning if it never had one."""
+    """Return a start at the newest usable checkpoint of a run, or at the run's beginning.
+
+    The run starts from its beginning if it never had a checkpoint.
+    """
     remarks = []
     ended = _read_outcome(directory)
     bring_back(directory.checkpoints)
@@ -191,7 +199,7 @@ def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | Non
 
 
 def _from_elsewhere(directory: Path, config: RunConfig, new_run_by: str | None) -> Start:
-    """Start a new run from a checkpoint of another run."""
+    """Return the start of a new run at a checkpoint of another run."""
     path = resolve(directory)
     state = verify(path)
     remarks = [f"{_in_words(path, state)}, with its seed {state.seed}", *_other_code(path)]
@@ -206,7 +214,7 @@ def _in_words(path: Path, state: CheckpointState) -> str:
 
 
 def _other_code(path: Path) -> Iterator[str]:
-    """Yield a remark if another version of this program wrote the checkpoint."""
+    """Yield a remark if another version of this program wrote the checkpoint in `path`."""
     manifest = read_manifest(path)
     theirs, ours = (manifest.version, manifest.commit), (package_version(), git_commit())
     if theirs != ours:
@@ -215,7 +223,7 @@ def _other_code(path: Path) -> Iterator[str]:
 
 
 def _clock_started(log: Path) -> bool:
-    """Return True if the clock had started in the attempt that wrote this MLPerf log."""
+    """Return True if the attempt that wrote this MLPerf log had started the run's clock."""
     try:
         with BufferedReader(open_regular_file(log)) as file:
             return any(b'"run_start"' in line for line in file)
@@ -224,7 +232,7 @@ def _clock_started(log: Path) -> bool:
 
 
 def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
-    """Return the outcome of the run, or None if it has none or was stopped by a signal."""
+    """Return the outcome of a run. Return None if there is none or a signal stopped the run."""
     if not is_there(directory.outcome):
         return None
     outcome = read_outcome(directory.outcome)
@@ -232,7 +240,7 @@ def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
 
 
 def _seed_of_attempt(directory: RunDirectory) -> int | None:
-    """Return the seed of an attempt that ended before its first checkpoint, if it is known."""
+    """Return the seed of an attempt that ended before its first checkpoint, or None if unknown."""
     try:
         path = directory.run / "environment.json"
         seed: int | None = read_json(path, missing="no such file", remedy="").get("seed")
@@ -246,7 +254,7 @@ def _seed_of_attempt(directory: RunDirectory) -> int | None:
 def check_same(
     checkpoint: Path, state: CheckpointState, new: RunConfig, new_run_by: str | None
 ) -> None:
-    """Raise ConfigError if new settings would change the rest of the checkpoint's run."""
+    """Raise ConfigError if a setting of `new` would change how the checkpoint's run continues."""
     old = read_config(checkpoint)
     _check_fixed(checkpoint, state, old, new, new_run_by)
     check_seed(state.seed, new)
@@ -257,7 +265,7 @@ def check_same(
 
 
 def check_seed(seed: int, config: RunConfig) -> None:
-    """Raise ConfigError if a config has another seed than the run to resume."""
+    """Raise ConfigError unless the seed in the config is "random" or that of the run to resume."""
     if config.run.seed not in ("random", seed):
         problem = f"is {config.run.seed}, but the run to resume has {seed}"
         raise ConfigError("run.seed", problem, f"remove it, or set it to {seed}")
@@ -266,9 +274,9 @@ def check_seed(seed: int, config: RunConfig) -> None:
 def allowed_differences(
     checkpoint: Path, state: CheckpointState, new: RunConfig, new_run_by: str | None
 ) -> list[str]:
-    """Describe the settings that a new run changes when it starts from a checkpoint.
+    """Describe each setting that a new run changes when it starts from a checkpoint.
 
-    Raises ConfigError if the new settings do not fit the checkpoint.
+    Raises ConfigError if a setting must be the same as in the checkpoint.
     """
     old = read_config(checkpoint)
     _check_fixed(checkpoint, state, old, new, new_run_by)
@@ -282,7 +290,7 @@ def _check_fixed(
     new: RunConfig,
     new_run_by: str | None,
 ) -> None:
-    """Raise ConfigError for a changed setting that any run from the checkpoint must keep."""
+    """Raise ConfigError if a setting differs that every run from the checkpoint must keep."""
     batches = (old.parallel.global_batch_size, new.parallel.global_batch_size)
     remedy = f"set it back, or start a new run with {new_run_by or _from_weights(checkpoint)}"
     if batches[0] != batches[1]:
@@ -300,7 +308,7 @@ def _check_fixed(
 
 
 def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, old value and new value of changed settings that affect the numbers."""
+    """Yield (name, old value, new value) of each changed setting that affects the results."""
     by_rank = new.clip.policy not in CLIPPED_TOGETHER or new.optim.loss_normalization == "per_rank"
     exact = _EXACT | _PLACEMENT if by_rank else _EXACT
     for name, before, now in _unequal(old, new):
@@ -310,7 +318,7 @@ def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any
 
 
 def _unequal(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, old value and new value of every setting that differs."""
+    """Yield (name, old value, new value) of each setting that differs between two configs."""
     for section in fields(old):
         ours, theirs = getattr(new, section.name), getattr(old, section.name)
         for field in fields(ours):
@@ -320,13 +328,15 @@ def _unequal(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
 
 
 def agree_on_kernels(info: RankInfo, model: BertForPretraining) -> None:
-    """Check that all ranks have built their model with the same attention policy and blocks.
+    """Check that the models of all ranks use the same kernels.
 
-    Both settings may be "auto", which `model/choices.py` replaces by what the machine can run.
-    Kernels round differently, and `flash` also drops other elements. A run therefore repeats
-    bit-for-bit only if all its ranks and all its attempts use the same kernels.
+    The settings are `model.attention` and `model.kernels`. Either may be "auto", which
+    `model/choices.py` replaces with what the machine can run. Kernels round differently, and the
+    kernel `flash` also drops other elements. A run is therefore reproducible bit-for-bit only if
+    all its ranks and all its attempts use the same kernels.
 
-    Collective: all ranks must call it. Raises ConfigError on all ranks if one of them differs.
+    Collective: all ranks must call this function. Raises ConfigError on all ranks if one of them
+    differs.
     """
     own = [model.attention.name, model.attention.note, model.kernels]
     policies, notes, blocks = zip(*from_all_ranks(info, own), strict=True)
@@ -339,12 +349,12 @@ def agree_on_kernels(info: RankInfo, model: BertForPretraining) -> None:
 
 
 def _check_equal(setting: str, names: Sequence[str], notes: Sequence[str]) -> None:
-    """Raise ConfigError unless all names are equal.
+    """Raise ConfigError unless all ranks use the same kernels for one setting.
 
     Args:
         setting: the setting that was "auto".
-        names: the choice of each rank.
-        notes: the choice of each rank as it is shown, possibly with the reason for it.
+        names: the kernels that each rank uses.
+        notes: the same as text for the message, possibly with the reason for the choice.
     """
     unique = list(dict.fromkeys(names))
     if len(unique) == 1:
@@ -358,12 +368,12 @@ def _check_equal(setting: str, names: Sequence[str], notes: Sequence[str]) -> No
 
 
 def changed_kernels(saved: CheckpointState | None, now: CheckpointState) -> Iterator[str]:
-    """Yield a remark for each kind of kernels that differs from the resumed checkpoint's.
+    """Yield a remark for each kernel setting whose choice differs from that in the checkpoint.
 
     Args:
         saved: the state of the checkpoint, or None if the run does not resume. Checkpoints from
             before 2026-11-28 do not name their kernels, so there is no remark for them.
-        now: the identity of the run that starts.
+        now: the state of the run that starts, with the kernels that it uses.
     """
     if saved is None:
         return

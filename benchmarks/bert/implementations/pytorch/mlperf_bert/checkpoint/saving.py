@@ -1,4 +1,4 @@
-"""Save checkpoints during training when they are due, and the last one with the outcome."""
+"""Save checkpoints during training, and the last checkpoint together with the run's outcome."""
 
 import math
 import time
@@ -23,11 +23,11 @@ AUTO_INTERVAL_S = 600.0
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Saving:
-    """Starts checkpoints when they are due. All ranks call its methods at the same steps.
+    """Starts to save a checkpoint when one is due. All ranks call its methods at the same steps.
 
-    A checkpoint is due at the first end of a metrics interval that is `checkpoint.interval_steps`
-    or more after the previous checkpoint. It waits for the end of a metrics interval so that a
-    resumed run writes the same records.
+    A checkpoint is due at the end of the first metrics interval that ends
+    `checkpoint.interval_steps` or more steps after the previous checkpoint. It waits for the end of
+    an interval so that a resumed run writes the same metrics records as an uninterrupted one.
     """
 
     config: RunConfig
@@ -43,12 +43,12 @@ class Saving:
         self._last_saved = self.start_of_run.step
 
     def prepare(self) -> None:
-        """Allocate the memory for checkpoints, in the untimed init phase."""
+        """Allocate the memory for checkpoints. Call this during the untimed initialization."""
         if self.config.checkpoint.interval_steps not in (0, "never"):
             self.writer.prepare()
 
     def start(self) -> None:
-        """Start the clock and the counters, from those of the checkpoint if the run is resumed."""
+        """Start the clock and the counters. A resumed run continues those of its checkpoint."""
         self._started = time.perf_counter()
         state = self.start_of_run.state
         if state is None:
@@ -60,14 +60,15 @@ class Saving:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error, wait a few seconds for a checkpoint that is being written."""
+        """If the body raised an error, wait a few seconds for an unfinished checkpoint."""
         if kind is not None:
             self.writer.leave()
 
     def _is_due(self, step: int, step_s: float | None) -> bool:
-        """Return True if a checkpoint is due after this step.
+        """Return True if a checkpoint is due after `step`.
 
-        `step_s` is the time of a step in seconds, equal on all ranks, or None if it is not known.
+        `step_s` is the duration of a step in seconds, equal on all ranks, or None if it is not
+        known yet.
         """
         steps = self.config.checkpoint.interval_steps
         if steps == "never" or steps == 0:
@@ -83,9 +84,9 @@ class Saving:
     def after_step(
         self, step: int, samples: int, evaluated: Evaluated | None, step_s: float | None
     ) -> None:
-        """Start a checkpoint if one is due.
+        """Start to save a checkpoint if one is due after `step`.
 
-        `evaluated` is the result of an evaluation if one has just arrived.
+        `evaluated` is the result of an evaluation that has just finished, or None.
         """
         self._report()
         if not self._is_due(step, step_s):
@@ -105,7 +106,7 @@ class Saving:
         evaluated: Evaluated | None,
         stopped_by: str | None,
     ) -> RunOutcome:
-        """Save the last checkpoint of the run, and then write its outcome.
+        """Save the last checkpoint of the run, write the run's outcome, and return that outcome.
 
         Raises CheckpointError if the checkpoint could not be saved. The run then has no outcome,
         and can be resumed from its last complete checkpoint.
@@ -150,7 +151,7 @@ class Saving:
             self._report()
 
     def _report(self) -> None:
-        """Print the writer's messages."""
+        """Print the messages of the checkpoint writer."""
         for line in self.writer.lines(check=self.metrics.interval_is_full):
             self.reporter.line(line)
 
@@ -172,13 +173,13 @@ class Saving:
         )
 
     def _seconds(self) -> float:
-        """Return the seconds of training over all attempts of the run."""
+        """Return the training time in seconds, summed over all attempts of the run."""
         before = 0.0 if self.start_of_run.state is None else self.start_of_run.state.seconds
         return before + time.perf_counter() - self._started
 
 
 def _accuracy_of(evaluated: Evaluated | None, samples: int) -> float | None:
-    """Return the accuracy if the evaluation was of the weights after `samples`."""
+    """Return the accuracy of an evaluation if it was made after `samples` sequences, or None."""
     if evaluated is None or evaluated.samples != samples:
         return None
     return evaluated.accuracy.mlm_accuracy

@@ -1,7 +1,7 @@
-"""Reading and writing of our own safetensors files.
+"""Write and read safetensors files of this program.
 
 The safetensors library does the work. This module adds a digest, and ensures that the data is on
-disk when the call returns. `huggingface/reader.py` reads the files of other programs.
+disk when `write_tensors` returns. `huggingface/reader.py` reads the files of other programs.
 """
 
 import errno
@@ -23,9 +23,9 @@ NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> FileEntry:
-    """Write a new file, flush it to disk, and return its size and digest.
+    """Write tensors to a new file, flush the file to disk, and return its size and digest.
 
-    `tensors` must be contiguous, on the CPU, and not share memory. Raises OSError.
+    The tensors must be contiguous, on the CPU, and must not share memory. Raises OSError.
     """
     from safetensors import SafetensorError  # here, because not all callers need the library
     from safetensors.torch import save_file
@@ -45,7 +45,10 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Map all tensors of a file whose digest has been verified. Raises CheckpointError."""
+    """Return all tensors of a safetensors file, memory-mapped. Raises CheckpointError.
+
+    The caller must have verified the digest of the file.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,6 +1,7 @@
-"""The error for a weights directory that does not exist, with a suggestion if possible.
+"""Report a weights directory that does not exist, and suggest a similar one if possible.
 
-All commands that read weights use it, so that the same mistake gives the same sentence everywhere.
+All commands that read weights use this module, so that the same mistake gives the same error
+message everywhere.
 """
 
 import difflib
@@ -26,8 +27,8 @@ EITHER = (
 def check_directory(path: Path, remedy: str) -> None:
     """Raise CheckpointError unless `path` is a directory.
 
-    The error suggests a directory with a similar name if there is one, and otherwise `remedy`.
-    Raises UnreadableError if the file system fails.
+    If a directory with a similar name exists, the error suggests it. Otherwise the error suggests
+    `remedy`. Raises UnreadableError if the file system fails.
     """
     if os.path.isdir(path):
         return
@@ -39,7 +40,7 @@ def check_directory(path: Path, remedy: str) -> None:
 
 
 def _similar(path: Path) -> Path | None:
-    """Return an existing directory that differs from `path` only in one similar name."""
+    """Return an existing directory that differs from `path` in one similar name, or None."""
     part = path  # the first part of the path that does not exist
     with suppress(OSError):
         while part.parent != part and not part.parent.is_dir():

@@ -1,20 +1,20 @@
-"""Write checkpoints while training continues, in a thread of each rank that has a share.
+"""Write checkpoints in a background thread of each rank, while training continues.
 
 Each rank first copies its share of the state to host memory. The ranks then write their files into
-a directory whose name begins with a dot. Each rank other than 0 then writes a note that lists its
-files. Rank 0 waits for all notes, writes the manifest and renames the directory. A checkpoint
-is therefore either complete or absent, and no thread needs a collective. All ranks must share the
-file system of the directory.
+a directory whose name begins with a dot. Each rank except rank 0 then writes a note that lists its
+files. Rank 0 waits for all notes, writes the manifest and renames the directory. A checkpoint is
+therefore either complete or absent, and no thread needs a collective operation. All ranks must
+share the file system of the directory.
 
-The optimizer state of each shard is a safetensors file that ranks of other shards can read. A file
-has `<parameter>.<slot>` for the part of each parameter that its rank owns. The part has the
-parameter's shape if it is the whole parameter, and is flat otherwise. `ranges` in the metadata
-gives the part as [first, last) of the flattened parameter. A name without a slot is a scalar, which
-is equal in all files.
+Each shard of the optimizer state is a safetensors file, which a run with another number of shards
+can also read. For each parameter, the file has a tensor `<parameter>.<slot>` with the elements that
+its rank owns. The tensor has the parameter's shape if the rank owns the whole parameter, and is
+flat otherwise. `ranges` in the metadata gives the owned elements as [first, last) of the flattened
+parameter. A tensor whose name has no slot is a scalar, which is equal in all files.
 
-Every rank also has its own random streams and FP8 scales. Our dropout needs no stream, because it
-is keyed by seed, step and sample, but other kernels draw from torch's generators. FP8 scales follow
-the maxima of a rank's own samples.
+Every rank also has its own random number generators and FP8 scales. This program's dropout needs no
+generator, because it is keyed by seed, step and sample, but other kernels draw from torch's
+generators. A rank's FP8 scales follow the largest absolute values in its own samples.
 """
 
 import errno
@@ -74,10 +74,10 @@ Part = dict[str, tuple[Mapping[str, Tensor], Mapping[str, str]]]
 
 
 class HostCopies:
-    """Copies of tensors in host memory that is allocated once and reused for each checkpoint.
+    """Copies tensors to host memory that is allocated once and reused for each checkpoint.
 
-    On CUDA the memory is pinned, so that copies are queued after earlier training work and training
-    continues before they are complete.
+    On CUDA the memory is pinned. Copies are therefore queued after earlier training work, and
+    training continues before they are complete.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,9 +86,9 @@ class HostCopies:
         self._event: torch.cuda.Event | None = None
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        """Queue a copy of `tensor`.
+        """Queue a copy of `tensor` to host memory, and return the copy.
 
-        The copy is complete after `wait`, and valid until the next copy of that name.
+        The copy is complete after `wait`, and valid until the next copy with the same `name`.
         """
         kept = self._kept.get(name)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
@@ -96,12 +96,12 @@ class HostCopies:
         return kept.copy_(tensor, non_blocking=True)
 
     def queued(self) -> None:
-        """Mark the end of a checkpoint's copies, which `wait` waits for."""
+        """Record that all copies of a checkpoint are queued. `wait` waits for these copies."""
         if self._device.type == "cuda":
             self._event = torch.cuda.current_stream(self._device).record_event()
 
     def wait(self) -> None:
-        """Wait for all queued copies."""
+        """Wait until all queued copies are complete."""
         if self._event is not None:
             with torch.cuda.device(self._device):  # a new thread uses device 0
                 self._event.synchronize()  # blocks only the writer's thread
@@ -121,9 +121,10 @@ def snapshot_rank(
     device: torch.device,
     copies: HostCopies,
 ) -> Part:
-    """Snapshot this rank's share of the training state.
+    """Copy this rank's share of the training state, and return its files by name.
 
-    Collective: all ranks must call it, between two steps.
+    Collective: all ranks must call this function, between two steps. The copies are complete after
+    `copies.wait`.
     """
     is_first = info.rank == 0
     weights = optimizer.exact_weights(keep=is_first, copy=copies)
@@ -139,7 +140,10 @@ def snapshot_rank(
 
 
 def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of this rank's shard file, copied with `copy`, and its metadata."""
+    """Return the tensors of this rank's optimizer shard and the metadata of their file.
+
+    `copy` copies each tensor to the host.
+    """
     scalars = optimizer.scalar_state().items()
     tensors = {name: copy(name, value) for name, value in scalars}
     flat_state = {slot: copy(slot, flat) for slot, flat in optimizer.flat_state().items()}
@@ -156,9 +160,10 @@ def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tenso
 def gather_rank_states(
     fp8_state: Mapping[str, Tensor], info: RankInfo, device: torch.device, copy: Copy
 ) -> dict[str, Tensor]:
-    """Gather each state as [ranks, ...], copied with `copy`. Only rank 0 gets a result.
+    """Gather the random number generators and FP8 scales of all ranks, each as [ranks, ...].
 
-    Collective: all ranks must call it.
+    `copy` copies each gathered tensor to the host. Only rank 0 gets a result, and the other ranks
+    get an empty dictionary. Collective: all ranks must call this function.
     """
     mine = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -177,7 +182,10 @@ def gather_rank_states(
 
 
 def write_part(partial: Path, part: Part) -> dict[str, FileEntry]:
-    """Write a rank's files, and return their entries for the manifest. Raises OSError."""
+    """Write the files of one rank into `partial`, and return their entries for the manifest.
+
+    Raises OSError if the files cannot be written or the disk has too little free space.
+    """
     for folder in (partial, partial / "optimizer"):  # no parents, because they may be renamed
         folder.mkdir(exist_ok=True)
     wanted = sum(each.nbytes for tensors, _ in part.values() for each in tensors.values())
@@ -188,13 +196,13 @@ def write_part(partial: Path, part: Part) -> dict[str, FileEntry]:
 
 
 def leave_note(partial: Path, rank: int, entries: Mapping[str, FileEntry]) -> None:
-    """Tell rank 0 that this rank's files are on disk."""
+    """Write a note for rank 0, which lists the files that this rank has written to disk."""
     values = {name: (entry.size, entry.sha256) for name, entry in entries.items()}
     write_file(_note(partial, rank), json.dumps(values).encode("ascii"))
 
 
 def await_note(partial: Path, rank: int, abandoned: threading.Event) -> dict[str, FileEntry]:
-    """Wait for the note of a rank, remove it, and return the entries of the rank's files.
+    """Wait for a rank's note, delete it, and return the manifest entries of the rank's files.
 
     Raises InterruptedError once `abandoned` is set.
     """
@@ -208,7 +216,7 @@ def await_note(partial: Path, rank: int, abandoned: threading.Event) -> dict[str
 
 
 def complete(partial: Path, final: Path, manifest: Manifest) -> None:
-    """Write the manifest and give the checkpoint its final name. Raises OSError."""
+    """Write the manifest, and rename the finished checkpoint to its final name. Raises OSError."""
     _write_bytes(partial / MANIFEST, manifest.to_json())
     for folder in (partial / "optimizer", partial):
         _flush_directory(folder)
@@ -233,7 +241,7 @@ def _write_bytes(path: Path, contents: bytes) -> FileEntry:
 
 
 def _flush_directory(path: Path) -> None:
-    """Flush the names in a directory to disk, if its file system supports that."""
+    """Flush the entries of a directory to disk, if its file system supports that."""
     with suppress(OSError):
         number = os.open(path, os.O_RDONLY)
         try:
@@ -243,7 +251,7 @@ def _flush_directory(path: Path) -> None:
 
 
 class _Status(NamedTuple):
-    """The status of one rank's thread, as it is sent between ranks."""
+    """The status of one rank's writer thread, which the ranks exchange."""
 
     is_busy: bool
     error: str | None
@@ -255,11 +263,11 @@ class _Status(NamedTuple):
 class CheckpointWriter:
     """Writes the checkpoints of a run into `directory`, one at a time.
 
-    Every rank creates a writer. Its methods are collective, except `lines`. Rank 0 creates the
-    directory and removes what a killed run left unfinished.
+    Every rank creates a writer. All ranks must call its methods together, except `leave` and
+    `lines`. Rank 0 creates the directory and removes the unfinished files of a killed run.
 
-    `after` is the step that a run of this directory resumes from. Checkpoints of later steps are
-    put aside, because the run skipped them as damaged.
+    `after` is the step from which the run resumes, or None. The writer puts the checkpoints of
+    later steps aside, because the run skipped them as damaged.
     """
 
     directory: Path
@@ -292,14 +300,14 @@ class CheckpointWriter:
         self._has_said_gone = False
 
     def leave(self) -> None:
-        """Wait a few seconds for a checkpoint that is being written, after the run failed."""
+        """Wait a few seconds for an unfinished checkpoint, after the run failed."""
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
     def lines(self, *, check: bool = False) -> list[str]:
-        """Return the messages of rank 0's thread since the last call.
+        """Return the messages of rank 0's writer thread since the last call.
 
-        With `check`, a message also reports if the run's directory was renamed or removed.
+        If `check` is True, a message also says if the run's directory was renamed or removed.
         """
         lines, self._lines = self._lines, []
         if check:
@@ -320,14 +328,14 @@ class CheckpointWriter:
         on_rank_zero(self.info, check)
 
     def prepare(self) -> None:
-        """Allocate the memory for the copies now instead of at the first checkpoint."""
+        """Allocate the host memory for the copies now, not during the first checkpoint."""
         self._copy()
 
     def begin(self, state: CheckpointState) -> bool:
-        """Start writing a checkpoint of the current state.
+        """Start to write a checkpoint of the current state, and return True.
 
-        Returns when weights and state have been copied. Returns False, and does nothing, if the
-        previous checkpoint is still being written.
+        The method returns once the copies of weights and state are complete or queued. If the
+        previous checkpoint is still being written, it does nothing and returns False.
         """
         if self._are_busy(self._statuses()):
             return False
@@ -344,10 +352,10 @@ class CheckpointWriter:
         return True
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written.
+        """Wait until the current checkpoint is on disk.
 
-        Raises CheckpointError on all ranks if the checkpoint failed, or if no bytes were written
-        for `run.hang_timeout_s`.
+        Raises CheckpointError on all ranks if the checkpoint could not be written, or if no rank
+        wrote a byte for `run.hang_timeout_s` seconds.
         """
         moved, since = -1, time.monotonic()
         while True:
@@ -376,7 +384,10 @@ class CheckpointWriter:
         return snapshot_rank(self.optimizer, self.fp8_state, self.info, self.device, self._copies)
 
     def _are_busy(self, statuses: list[_Status]) -> bool:
-        """Return True if any rank is still writing. Rank 0 stops waiting if another rank failed."""
+        """Return True if any rank is still writing.
+
+        If another rank failed, rank 0 stops waiting for notes.
+        """
         others = next((each.error for each in statuses[1:] if each.error), None)
         if others is not None and self.info.rank == 0 and statuses[0].is_busy:
             self._error = others
@@ -391,7 +402,8 @@ class CheckpointWriter:
     def _is_in_place(self) -> bool:
         """Return True if the run's directory is still the one that the run started with.
 
-        If it was renamed, another run may have created a new directory of the same name.
+        If that directory was renamed, another run may have created a new directory of the same
+        name.
         """
         if self._run_fd is None:
             return True
@@ -400,7 +412,7 @@ class CheckpointWriter:
         return False
 
     def _set_up(self) -> None:
-        """Create the directory, and clean up after an earlier attempt."""
+        """Create the directory, and clean up after an earlier attempt of the run."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             sweep(self.directory)
@@ -416,7 +428,7 @@ class CheckpointWriter:
             raise FileNotFoundError(errno.ENOENT, f"the run's directory {_GONE}")
 
     def _work(self, state: CheckpointState, part: Part) -> None:
-        """Write this rank's share of a checkpoint, in the thread. Raises nothing."""
+        """Write this rank's share of a checkpoint, as the thread's function. Raises nothing."""
         started = time.perf_counter()
         final = step_directory(self.directory, state.step)
         partial = final.with_name(f".{final.name}.{self._token}.partial")
@@ -447,7 +459,7 @@ class CheckpointWriter:
             self._tidy(final)
 
     def _tidy(self, final: Path) -> None:
-        """Point LATEST to the new checkpoint, and then remove old ones."""
+        """Make LATEST name the new checkpoint, and then remove old checkpoints."""
         try:
             write_file(final.with_name(LATEST), f"{final.name}\n".encode())
             if self.keep_last is not None:
@@ -470,9 +482,9 @@ class CheckpointWriter:
 
 
 def moved_bytes(thread: threading.Thread | None) -> int:
-    """Return the bytes that a thread has read and written, or 0 if it has ended.
+    """Return the number of bytes that a thread has read and written.
 
-    Returns 0 also on systems that do not count the bytes per thread.
+    Returns 0 if the thread has ended, or if the system does not count the bytes of each thread.
     """
     with suppress(OSError):
         if thread is not None and thread.is_alive():
@@ -482,5 +494,5 @@ def moved_bytes(thread: threading.Thread | None) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error, without the number and path of an OSError."""
+    """Return the text of an error. For an OSError, omit the error number and the path."""
     return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,1 +1,1 @@
-"""The sub-commands of the submission."""
+"""The sub-commands that need only the submission's code, not the tools."""

@@ -58,7 +58,7 @@ _PLAIN = re.compile(r"[\w./@%+=:~-]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the sub-commands of `config`."""
+    """Add the sub-commands of `config` to its parser."""
     parser.description = "List all settings, and check or print a config."
     commands = parser.add_subparsers(dest="question", required=True, metavar="COMMAND")
     listed = add_command(
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the config and print what was asked for. Raises ConfigError."""
+    """Check the config, print what the sub-command asks for, and return 0. Raises ConfigError."""
     if args.question == "list":
         print("\n".join(_listed(args.names)))
         return 0
@@ -105,9 +105,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _listed(names: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of `config list` for the named sections and settings, or for all.
+    """Yield the lines that `config list` prints for the named sections and settings.
 
-    Raises ConfigError, with similar names, for an unknown name.
+    Without names, the lines list all settings. Raises ConfigError for an unknown name, and suggests
+    similar names.
     """
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     indent = " " * 6
@@ -125,7 +126,10 @@ def _listed(names: Sequence[str]) -> Iterator[str]:
 
 
 def _chosen(names: Sequence[str]) -> list[Setting]:
-    """Return the settings whose section, field or whole name is in `names`, or all."""
+    """Return the settings whose section, field or full name is in `names`.
+
+    Without names, returns all settings.
+    """
     settings = list(all_settings().values())
     for name in names:
         if not any(name in (each.section, each.field, each.name) for each in settings):
@@ -136,12 +140,15 @@ def _chosen(names: Sequence[str]) -> list[Setting]:
 
 
 def sbatch_options(config: RunConfig, path: Path) -> str:
-    """Return sbatch's options on one line, for `sbatch $(... config slurm FILE) run_and_time.sh`.
+    """Return one line of options for `sbatch $(... config slurm FILE) run_and_time.sh`.
 
-    They request one task per rank, and a second one for its reader if `data.loader` is
-    "mpi_readers". They request GPUs only if `run.device` needs them and SLURM counts GPUs here. A
-    shipped config is named instead of its path if the shell would split or expand the path. Raises
-    ConfigError for any other path of that kind.
+    The options request one task per rank. If `data.loader` is "mpi_readers", they also request one
+    task for each rank's reader. They request GPUs only if `run.device` is "cuda" and SLURM counts
+    GPUs on this cluster.
+
+    If the shell would split or expand the path of a shipped config, the options contain the
+    config's name instead. Raises ConfigError for any other path that the shell would split or
+    expand.
     """
     file = str(path.absolute())
     if path.parent == SHIPPED and not _PLAIN.fullmatch(file):
@@ -163,10 +170,10 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
 
 
 def slurm_counts_no_gpus() -> bool:
-    """Return True if SLURM answers and none of its nodes has a generic resource `gpu`.
+    """Return True if SLURM answers and no node has the generic resource `gpu`.
 
-    sbatch then refuses requests for GPUs, but a job gets a node's GPUs with the node. Return False
-    if there is no SLURM.
+    sbatch then rejects requests for GPUs, and a job gets the GPUs of a node together with the node.
+    Returns False if there is no SLURM.
     """
     command = ["sinfo", "--noheader", "--format=%G"]
     try:

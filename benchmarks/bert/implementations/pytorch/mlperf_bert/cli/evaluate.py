@@ -22,7 +22,7 @@ PROGRESS_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `evaluate`."""
+    """Add the options of `evaluate` to its parser."""
     describe(
         parser,
         "Measure the masked-word accuracy of a checkpoint on held-out data, and print it. It reads "
@@ -50,9 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, and let rank 0 print the result on stdout and the progress on stderr.
+    """Evaluate a checkpoint, and return 0.
 
-    The ranks that a launcher started share the set.
+    Rank 0 prints the result on stdout and the progress on stderr. If a launcher started several
+    ranks, they share the evaluation set.
     """
     from mlperf_bert.checkpoint.load import load_weights
     from mlperf_bert.checkpoint.manifest import read_config, read_manifest, resolve
@@ -105,7 +106,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":
-    """Open the set. A ConfigError names the checkpoint, because the user passed no config."""
+    """Open the evaluation set. A ConfigError names the checkpoint instead of a config file.
+
+    The user passed a checkpoint and no config, so the message must not blame a config.
+    """
     from mlperf_bert.data.set_checks import open_index
 
     try:
@@ -117,7 +121,10 @@ def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthI
 
 
 def progress() -> Callable[[int, int], None]:
-    """Return a callback that prints every few seconds how many batches are done."""
+    """Return a callback that prints the progress of an evaluation every few seconds.
+
+    Its arguments are the number of finished batches and the total number.
+    """
     begun = last_line = time.monotonic()
 
     def report(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""The sub-command `network-test`: check and time an all-reduce over the ranks."""
+"""The sub-command `network-test`: check and time an all-reduce over all ranks."""
 
 import argparse
 from datetime import timedelta
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `network-test`."""
+    """Add the options of `network-test` to its parser."""
     describe(
         parser,
         "Run an all-reduce over all ranks a few times, check that its sums are right, and print "
@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the test, print the result on rank 0, and return 0.
+    """Run the network test, print the result on rank 0, and return 0.
 
-    Without a launcher it starts the ranks of one node.
+    Without a launcher, the command starts the ranks of one node.
 
     Raises:
         ConfigError: the config cannot work.
-        UserError: the sums are wrong.
+        UserError: the sums of the all-reduce are wrong.
         LostRanksError: ranks cannot reach each other.
     """
     from mlperf_bert.distributed.launch import read_rank_info

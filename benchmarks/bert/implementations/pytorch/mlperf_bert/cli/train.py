@@ -1,4 +1,7 @@
-"""The sub-command `train`: start the ranks of a run, or run as one of its ranks or readers."""
+"""The sub-command `train`: start the ranks of a run, or run as one of its ranks or readers.
+
+A reader is a process that reads samples for a rank.
+"""
 
 import argparse
 import secrets
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `train`."""
+    """Add the options of `train` to its parser."""
     describe(
         parser,
         "Train until the model reaches the target accuracy of the config. It reads prepared data, "
@@ -81,10 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train and return the exit status.
+    """Train, and return the exit status.
 
-    The status is 0 at the target or at the end of a run without a target, 3 if the target was
-    missed, and 75 after a signal.
+    The status is 0 if the run reached its target or ended without a target, 3 if it missed the
+    target, and 75 if a signal stopped it.
     """
     args.run_dir_given = args.run_dir is not None
     args.run_dir = args.run_dir or _default_root(args.config)
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Start the ranks, or train as one of them."""
+    """Start the ranks of the run, or train as one of them. Returns the exit status."""
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
@@ -150,7 +153,7 @@ def _train_with_readers(args: argparse.Namespace, config: RunConfig) -> int:
 def _train_as_rank(
     args: argparse.Namespace, config: RunConfig, process: "MpiProcess | None" = None
 ) -> int:
-    """Train as one rank. Only rank 0 owns the run's directory."""
+    """Train as one rank, and return its exit status. Only rank 0 locks the run's directory."""
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.run.lock import RunLock
 
@@ -163,7 +166,7 @@ def _train_as_rank(
 
 
 def _default_root(config_path: Path) -> Path:
-    """Return `runs/<utc>-<config>`, relative to the current directory."""
+    """Return the default run directory, `runs/<utc>-<config>` in the current directory."""
     utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return Path("runs") / f"{utc}-{config_path.stem}"
 
@@ -209,7 +212,11 @@ def _train_watched(
     whereabouts: "Whereabouts",
     shown: "ProgressLines",
 ) -> int:
-    """Load torch, which takes long from a cold disk, join the ranks and train."""
+    """Load torch, join the other ranks and train. Returns the exit status.
+
+    Loading torch takes long from a cold disk, so the caller has already started to print progress
+    lines.
+    """
     from mlperf_bert.data.make_loader import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.run.directory import RunDirectory
@@ -250,7 +257,7 @@ def _train_watched(
 
 
 def _start_hint(args: argparse.Namespace, info: "RankInfo") -> str | None:
-    """Return what to type after a stop before the first step, on the one rank that prints it."""
+    """Return what to type if the run stops before its first step. Only rank 0 gets a hint."""
     if args.no_start_hint or info.rank != 0:
         return None
     return _hints(args, info).before_first_step()
@@ -278,7 +285,10 @@ def _agree_on_start(
     info: "RankInfo",
     lock: "RunLock",
 ) -> "Start":
-    """Return how the run starts, as rank 0 found it after it locked the directory."""
+    """Return where the run starts. Rank 0 finds this after it locked the run's directory.
+
+    Collective: all ranks must call this function.
+    """
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
     from mlperf_bert.distributed.launch import is_requeued
@@ -317,7 +327,7 @@ def _agree_on_start(
 def _leave(
     args: argparse.Namespace, info: "RankInfo", reached: bool, stopped_by: str | None
 ) -> int:
-    """Return the exit status of this rank, or 0 if the status goes to --status-file."""
+    """Return this rank's exit status. It is 0 if `--status-file` stores the run's status."""
     missed = STOPPED if stopped_by else TARGET_MISSED
     status = 0 if reached else missed
     if args.status_file is None:

@@ -1,6 +1,6 @@
 """The command `verify`, which checks that prepared data is complete and correct.
 
-It does the heavy imports only when it runs.
+The module imports large modules only when the command runs.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from mlperf_bert.machine import usable_cpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `verify`."""
+    """Add the options of `verify` to its parser."""
     describe(
         parser,
         "Check that prepared data are complete and intact, and print a report. It reads the sets "
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the data, print the report, and return 0.
+    """Check prepared data, print the report, and return 0.
 
-    Raises DataError if the data has a problem, and ConfigError for a wrong option.
+    Raises DataError if the data has a problem, and ConfigError if an option is wrong.
     """
     from mlperf_bert.prepare.verify import verify
 

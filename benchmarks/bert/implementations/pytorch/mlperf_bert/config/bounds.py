@@ -1,4 +1,4 @@
-"""Bounds and meanings of settings, which the annotations of a dataclass's fields contain."""
+"""Read the bounds and meanings of settings from the annotations of a dataclass's fields."""
 
 import typing
 from collections.abc import Callable
@@ -14,21 +14,22 @@ UNLIMITED, SMALLEST = 1e38, 1e-38  # close to the largest and smallest normal nu
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A range from `low` to `high`, both included."""
+    """A range of numbers from `low` to `high`, both inclusive."""
 
     low: float
     high: float
 
     def check(self, where: str, value: float, name: str = "") -> None:
-        """Raise ConfigError for a number outside the range, or for NaN.
+        """Raise ConfigError if `value` is outside the range or NaN.
 
-        `where` is the option, setting or file to blame. `name` is the setting in that file.
+        `where` is the option, setting or file that the message blames. If `where` is a file, `name`
+        is the setting in it.
         """
         if not self.low <= value <= self.high:
             raise ConfigError(where, f"{name} must be {self}, not {in_brief(value)}".lstrip(), "")
 
     def __str__(self) -> str:
-        """Return the range in words, as in "from 1 to 65,536" or "above 0"."""
+        """Return the range as text, such as "from 1 to 65,536" or "above 0"."""
         if self.high >= UNLIMITED:
             return "above 0" if self.low == SMALLEST else f"at least {_in_words(self.low)}"
         return f"from {_in_words(self.low)} to {_in_words(self.high)}"
@@ -36,13 +37,13 @@ class Bounds:
 
 @cache
 def bounds_of(kind: type) -> dict[str, Bounds]:
-    """Return the bounds of a dataclass's fields by name."""
+    """Return the bounds of a dataclass's fields, by the name of the field."""
     return _annotations(kind, Bounds)
 
 
 @cache
 def meanings_of(kind: type) -> dict[str, str]:
-    """Return the sentence that explains each field of a section, by name."""
+    """Return the sentences that explain the fields of a section, by the name of the field."""
     return _annotations(kind, str)
 
 
@@ -57,14 +58,15 @@ def _annotations(kind: type, of: type) -> dict[str, Any]:
 
 
 def option_name(field: str) -> str:
-    """Return the command-line option that sets a field."""
+    """Return the command-line option that sets a field, such as `--max-steps` for `max_steps`."""
     return f"--{field.replace('_', '-')}"
 
 
 def check_bounds(values: Any, name_of: Callable[[str], str] = option_name) -> None:
-    """Check the numbers of a dataclass. `name_of` turns a field into its name in messages.
+    """Check that the numbers in a dataclass instance are within their bounds.
 
-    A word or None instead of a number is not checked.
+    `name_of` turns the name of a field into the name that messages use. Values that are not numbers
+    are not checked.
 
     Raises:
         ConfigError: a number is outside its bounds.

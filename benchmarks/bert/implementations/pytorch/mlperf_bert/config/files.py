@@ -1,11 +1,12 @@
 """Read and write configs: TOML files and `--set section.field=value`.
 
-The command-line options that name a config, `--config`, `--set` and `--init-checkpoint`, are here
-too.
+This module also adds the command-line options that name a config: `--config`, `--set` and
+`--init-checkpoint`.
 
-Reading is strict. An unknown section or setting, a missing one, or a wrong type raises a
-ConfigError that names the setting. The size in a file's name,
-`[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml`, must match its [parallel] section.
+Reading is strict. An unknown section or setting, a missing setting, or a value of a wrong type
+raises a ConfigError that names the setting. A file name may contain the size of the run, as in
+`[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml`. That size must match the [parallel]
+section.
 """
 
 import dataclasses
@@ -60,13 +61,19 @@ _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 
 def add_config(options: Options, text: str = FILE_OR_NAME, *, required: bool = True) -> None:
-    """Add `--config FILE` (a Path, or None if not given) and `--set`."""
+    """Add the options `--config FILE` and `--set`.
+
+    `args.config` is a Path, or None if the option is not required and not given.
+    """
     options.add_argument("--config", type=find_config, required=required, metavar="FILE", help=text)
     add_set(options)
 
 
 def add_set(options: Options) -> None:
-    """Add `--set SECTION.KEY=VALUE`. `args.set` is the list that `load_config` expects."""
+    """Add the option `--set SECTION.KEY=VALUE`.
+
+    `args.set` is the list of overrides that `load_config` expects.
+    """
     text = "override a setting that `config list` shows (can be repeated)"
     options.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help=text
@@ -74,15 +81,18 @@ def add_set(options: Options) -> None:
 
 
 def add_init_checkpoint(options: Options) -> None:
-    """Add `--init-checkpoint DIR`, a Path or None, which `load_config` expects."""
+    """Add the option `--init-checkpoint DIR`.
+
+    `args.init_checkpoint` is a Path or None, as `load_config` expects.
+    """
     text = "start from the weights in this checkpoint (default: run.init_checkpoint of the config)"
     options.add_argument("--init-checkpoint", type=Path, metavar="DIR", help=text)
 
 
 def find_config(text: str) -> Path:
-    """Return the config file for a path, or for the name of a shipped config such as `cpu_tiny`.
+    """Return the config file that `text` names, by its path or as a shipped config like `cpu_tiny`.
 
-    Raises ConfigError for an unknown name. It does not check that a path leads to a file.
+    Raises ConfigError for an unknown name. The function does not check that a path leads to a file.
     """
     path = Path(text)
     if path.suffix or path.name != text or os.path.exists(text):
@@ -94,7 +104,10 @@ def find_config(text: str) -> Path:
 
 
 def _similar_configs(path: Path) -> str:
-    """Return "did you mean NAME?" with shipped configs or files next to `path`, or ""."""
+    """Return "did you mean NAME?" with similar configs, or "" if there are none.
+
+    The names are those of shipped configs and of files next to `path`.
+    """
     names = {each.stem: each.stem for each in sorted(SHIPPED.glob("*.toml"))}
     names |= {each.stem: str(each) for each in sorted(path.parent.glob("*.toml"))}
     return did_you_mean(path.stem, names, shown=names)
@@ -103,9 +116,10 @@ def _similar_configs(path: Path) -> str:
 def load_config(
     path: Path, overrides: Sequence[str] = (), init_checkpoint: Path | None = None
 ) -> RunConfig:
-    """Read a TOML file and apply overrides such as `optim.learning_rate=1e-3`.
+    """Read a config from a TOML file, and apply overrides such as `optim.learning_rate=1e-3`.
 
-    `init_checkpoint` overrides `run.init_checkpoint`. Its path may have any characters.
+    `init_checkpoint` overrides `run.init_checkpoint`. Its path may contain any characters. Raises
+    ConfigError.
     """
     similar = "" if os.path.lexists(path) else _similar_configs(path)
     tables = read_toml(path, similar or "pass a config file")
@@ -120,9 +134,10 @@ def load_config(
 
 
 def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
-    """Build the config from nested dictionaries. `origin` is the place that errors name.
+    """Build a config from nested dictionaries. Errors name `origin` as the source of the values.
 
-    Unknown names are reported before missing ones, because a mistyped name is both.
+    The function reports unknown names before missing ones, because a mistyped name causes both
+    errors. Raises ConfigError.
     """
     known = {section: _known(section, tables, origin) for section in sections()}
     for name in tables:
@@ -145,12 +160,12 @@ def config_from_tables(tables: Mapping[str, Any], origin: str) -> RunConfig:
 
 
 def config_to_toml(config: RunConfig) -> str:
-    """Return the complete config, with all defaults, as TOML that `load_config` reads back."""
+    """Return the complete config, including defaults, as TOML text that `load_config` can read."""
     return tables_to_toml(config_to_tables(config))
 
 
 def tables_to_toml(tables: Tables) -> str:
-    """Return sections and their settings as TOML."""
+    """Return nested dictionaries of sections and their settings as TOML text."""
     lines = []
     for section, table in tables.items():
         lines.append(f"[{section}]")
@@ -160,14 +175,14 @@ def tables_to_toml(tables: Tables) -> str:
 
 
 def config_to_tables(config: RunConfig) -> Tables:
-    """Return the complete config as nested dictionaries, ready for TOML or JSON."""
+    """Return the complete config as nested dictionaries, which can be written as TOML or JSON."""
     return dataclasses.asdict(config)
 
 
 def config_value(config: RunConfig, dotted: str) -> Any:
-    """Return the value of `section.field`, which may also be a derived property.
+    """Return the value of a setting `section.field`, or of a property derived from settings.
 
-    Raises ConfigError, with similar names, if there is none.
+    Raises ConfigError for an unknown name, and suggests similar names.
     """
     value: Any = config
     for name in dotted.split("."):
@@ -184,12 +199,15 @@ def config_value(config: RunConfig, dotted: str) -> Any:
 
 
 def checked_setting(dotted: str, value: Any, origin: str) -> Any:
-    """Return the value converted to the type of `section.field`. Raises ConfigError."""
+    """Return `value` converted to the type of the setting `dotted`. Raises ConfigError.
+
+    The error names `origin` as the source of the value.
+    """
     return find_setting(dotted, origin).check(value, origin)
 
 
 def read_toml(path: Path, remedy: str = "pass a config file") -> dict[str, Any]:
-    """Return the tables of a small TOML file. Raises ConfigError if it cannot be read."""
+    """Return the tables of a small TOML file. Raises ConfigError if they cannot be read."""
     try:
         # Some editors begin a file with a byte order mark, which utf-8-sig drops.
         text = read_regular_file(path, _MAX_BYTES).decode("utf-8-sig")
@@ -204,9 +222,10 @@ def read_toml(path: Path, remedy: str = "pass a config file") -> dict[str, Any]:
 
 
 def _known(section: str, tables: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return the settings of a section without those of earlier versions that no longer matter.
+    """Return the settings of a section, without those that only earlier versions had.
 
-    Raises ConfigError for an unknown setting.
+    An old setting is dropped if it would not change the run. Raises ConfigError for an unknown
+    setting.
     """
     table = tables.get(section, {})
     if not isinstance(table, Mapping):
@@ -250,7 +269,7 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
 
 
 def check_file_name(path: Path, parallel: ParallelSection) -> None:
-    """Raise ConfigError if the size in a file's name differs from its [parallel] section."""
+    """Raise ConfigError if the size in a config's file name differs from its [parallel] section."""
     match = _SIZE_IN_NAME.search(path.stem)
     if match is None:
         return
@@ -262,7 +281,7 @@ def check_file_name(path: Path, parallel: ParallelSection) -> None:
 
 
 def to_toml(value: Any) -> str:
-    """Return one value as TOML."""
+    """Return the value of a setting as TOML text."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # TOML has no surrogate pairs
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 """The config of one run: all sections, and the rules for settings that depend on each other.
 
-`sections` has the type and range of each setting, and `files` reads and writes TOML. Every error
-names the setting to change.
+`sections.py` defines the type and range of each setting, and `files.py` reads and writes TOML.
+Every error names the setting to change.
 """
 
 import sys
@@ -59,7 +59,7 @@ EMBEDDED_RECIPE = "2"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A complete and checked config. Raises ConfigError if two settings contradict each other."""
+    """A complete and checked config. Raises ConfigError if settings contradict each other."""
 
     run: RunSection
     model: ModelSection
@@ -74,31 +74,37 @@ class RunConfig:
 
     @property
     def max_steps(self) -> int:
-        """Number of steps after which a run ends if it has not reached its target."""
+        """Number of steps after which a run ends even if it has not reached its target."""
         steps = self.run.max_steps
         return self.schedule.decay_steps if steps == "schedule" else steps
 
     @property
     def eval_interval_samples(self) -> int:
-        """Samples between two evaluations, as set or from MLPerf's formula (rules, section 7)."""
+        """Samples between two evaluations: the setting, or MLPerf's formula (rules, section 7)."""
         if self.eval.interval_samples != "mlperf":
             return self.eval.interval_samples
         samples = 0.05 * (230.23 * self.parallel.global_batch_size + 3_000_000)
         return int(samples // 25_000) * 25_000
 
     def evaluation_is_due(self, samples: int) -> bool:
-        """Return True if the step that ends at `samples` passed a multiple of the interval."""
+        """Return True if an evaluation is due after the step that ends at `samples`.
+
+        An evaluation is due if the step reached or passed a multiple of the evaluation interval.
+        """
         interval = self.eval_interval_samples
         return samples // interval > (samples - self.parallel.global_batch_size) // interval
 
     @property
     def processes_per_node(self) -> int:
-        """Processes per node that a launcher starts: the ranks, and any reader processes."""
+        """Processes that a launcher starts per node: the ranks, and their readers if any."""
         return self.parallel.ranks_per_node * (2 if self.data.loader == "mpi_readers" else 1)
 
     @property
     def embedded_corpus_name(self) -> str:
-        """Directory name for the embedded corpus. It names everything the contents depend on."""
+        """Directory name of the embedded corpus.
+
+        The name contains everything on which the data of the corpus depends.
+        """
         objective = "" if self.model.objective == "mlm_nsp" else f"-{self.model.objective}"
         python = ".".join(str(number) for number in sys.version_info[:3])
         return (
@@ -114,22 +120,22 @@ class RunConfig:
 
 
 def may_begin_with(weights: str | None, division: str) -> bool:
-    """Return True if runs of a division may start from weights of this origin.
+    """Return True if a run of this division may start from weights of this origin.
 
-    `weights` is "checkpoint", "random", or None if unknown. The closed division requires the
-    reference checkpoint (MLPerf Training rules, BERT).
+    `weights` is "checkpoint", "random", or None if the origin is unknown. The closed division
+    requires the reference checkpoint (MLPerf Training rules, BERT).
     """
     return division != "closed" or weights == "checkpoint"
 
 
 def _setting(config: RunConfig, where: str) -> Any:
-    """Return the value of `section.field`."""
+    """Return the value of the setting `where`, a name like `section.field`."""
     section, field = where.split(".")
     return getattr(getattr(config, section), field)
 
 
 def _check_shapes(config: RunConfig) -> None:
-    """Raise ConfigError for settings that do not fit each other."""
+    """Raise ConfigError if settings contradict each other."""
     model, data = config.model, config.data
     if data.max_seq_length > model.max_position_embeddings:
         problem = f"{data.max_seq_length} is more than model.max_position_embeddings, "
@@ -146,7 +152,7 @@ def _check_shapes(config: RunConfig) -> None:
 
 
 def _check_unequal_counts(config: RunConfig) -> None:
-    """Raise ConfigError for settings that do not work with unequal counts of sequences."""
+    """Raise ConfigError for a setting that does not work with `counts_per_rank = "unequal"`."""
     where, balance, policy = "data.counts_per_rank", config.data.balance, config.clip.policy
     normalization, local = config.optim.loss_normalization, config.parallel.local_batch_size
     if balance != "presort_global":
@@ -167,7 +173,7 @@ def _check_unequal_counts(config: RunConfig) -> None:
 
 
 def _check_apex(config: RunConfig) -> None:
-    """Raise ConfigError for settings that do not work with apex's optimizers."""
+    """Raise ConfigError for a setting that does not work with the optimizers of apex."""
     where, parallel, precision = "optim.implementation", config.parallel, config.model.precision
     if config.run.device != "cuda":
         problem = f"'apex' does not work with run.device {config.run.device!r}"
@@ -194,11 +200,11 @@ def _check_apex(config: RunConfig) -> None:
 
 
 def _check_first_buckets(config: RunConfig) -> None:
-    """Raise ConfigError if the first step would clip in other buckets than the later steps.
+    """Raise ConfigError if the first step would clip other buckets of gradients than later steps.
 
-    DistributedDataParallel rebuilds its buckets after its first step, which should be a warm-up
-    step. Otherwise a resumed run would clip once more in the buckets of a first step, and would
-    differ from an uninterrupted run.
+    DistributedDataParallel rebuilds its buckets after its first step, so that step must be a
+    warm-up step. Otherwise a resumed run would clip once more in the buckets of a first step, and
+    its results would differ from those of an uninterrupted run.
     """
     parallel = config.parallel
     by_bucket = config.clip.policy == "bucket_before_allreduce"
@@ -214,9 +220,9 @@ def _check_first_buckets(config: RunConfig) -> None:
 
 
 def _check_captured(config: RunConfig) -> None:
-    """Raise ConfigError for settings that a captured step does not support.
+    """Raise ConfigError for a setting that a captured step does not support.
 
-    See docs/concepts/captured_step.md.
+    docs/concepts/captured_step.md explains captured steps.
     """
     parallel = config.parallel
     if parallel.data_parallel != "ddp" or parallel.world_size == 1:
@@ -238,7 +244,7 @@ def _check_captured(config: RunConfig) -> None:
 
 
 def _check_sizes(config: RunConfig) -> None:
-    """Raise ConfigError for numbers within their bounds whose product is too large."""
+    """Raise ConfigError if numbers are within their bounds, but their product is too large."""
     parallel, data = config.parallel, config.data
     batch, local = parallel.global_batch_size, parallel.local_batch_size
     sizes = (
@@ -257,7 +263,10 @@ def _check_sizes(config: RunConfig) -> None:
 
 
 def _check_closed_rules(config: RunConfig) -> None:
-    """Raise ConfigError if a rule of the closed division is broken (MLPerf Training rules)."""
+    """Raise ConfigError if the config breaks a rule of the closed division.
+
+    Source: MLPerf Training rules.
+    """
     for where, required in _CLOSED.items():
         value = _setting(config, where)
         if value != required:

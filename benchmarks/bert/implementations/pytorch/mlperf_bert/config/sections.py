@@ -1,9 +1,9 @@
 """The sections of a run's config, as frozen dataclasses. Derived values are properties.
 
-Every field is one setting of a TOML file, `section.field`. Its annotation has the type, the range
-of a number and the meaning, as in `Annotated[int, Bounds(1, 10), "What it sets."]`. `config list`
-and docs/reference/settings.md print them. Ranges are wide, because they state what this software
-can handle, not what is sensible. Each section checks its values when it is built. `run_config`
+Every field is a setting `section.field` of a TOML file. Its annotation has the type, the range of a
+number and the meaning, as in `Annotated[int, Bounds(1, 10), "What it sets."]`. `config list` and
+docs/reference/settings.md show these. Ranges are wide, because they state what this software can
+handle, not what is sensible. Each section checks its values when it is built. `run_config.py`
 combines the sections.
 """
 
@@ -61,7 +61,7 @@ _FROM_ZERO, _ABOVE_ZERO = Bounds(0.0, UNLIMITED), Bounds(SMALLEST, UNLIMITED)
 
 
 class _Section:
-    """A section that checks the bounds of its numbers. Its ConfigError names `section.field`."""
+    """A section that checks that its numbers are within their bounds. Raises ConfigError."""
 
     __slots__ = ()
 
@@ -74,9 +74,10 @@ class _Section:
 class RunSection(_Section):
     """The device, the length and the start of a run.
 
-    With `step_mode = "captured"` every micro-batch is padded to a capacity that was planned before
-    training. On CUDA each update is then replayed as one graph. `init_state = "training"` starts a
-    further phase of training from another run's checkpoint (docs/concepts/encoder_recipe.md).
+    With `step_mode = "captured"`, every micro-batch is padded to a capacity that was planned before
+    training. On CUDA each update is then replayed as one CUDA graph. `init_state = "training"`
+    starts a further phase of training from another run's checkpoint
+    (docs/concepts/encoder_recipe.md).
     """
 
     max_steps: Annotated[
@@ -128,9 +129,9 @@ class ModelSection(_Section):
     """The shape, precision and kernels of the encoder. The defaults are BERT-large.
 
     `architecture = "modern"` is ModernBERT (arXiv 2412.13663, `model/modern.py`). It has rotary
-    positions instead of a table, and no token types. One layer in `global_attention_every` attends
-    to whole sequences. In the other layers a token attends to `attention_window // 2` tokens on
-    each side.
+    position embeddings instead of a table of learned ones, and no token types. One in every
+    `global_attention_every` layers is global: a token attends to its whole sequence. In the other
+    layers a token attends to `attention_window // 2` tokens on each side.
     """
 
     architecture: Annotated[
@@ -226,17 +227,17 @@ class ModelSection(_Section):
 
     @property
     def head_size(self) -> int:
-        """Channels per attention head."""
+        """Number of channels per attention head."""
         return self.hidden_size // self.num_heads
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding, which are the vocabulary rounded up to a multiple of 8."""
+        """Rows of the word embedding: the vocabulary size, rounded up to a multiple of 8."""
         return -(-self.vocab_size // 8) * 8
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of `BertForPretraining`."""
+        """Number of parameters of a `BertForPretraining` with this section."""
         hidden, wide, vocabulary = self.hidden_size, self.intermediate_size, self.padded_vocab_size
         if self.architecture == "modern":  # its first layer has no norm before the attention
             layer = 4 * hidden**2 + 3 * hidden * wide + 2 * hidden
@@ -250,12 +251,12 @@ class ModelSection(_Section):
         return tables + 2 * hidden + self.num_layers * layer + heads
 
     def is_global(self, layer: int) -> bool:
-        """Return True if every token attends to its whole sequence in this layer."""
+        """Return True if every token attends to its whole sequence in layer number `layer`."""
         return self.architecture == "bert" or layer % self.global_attention_every == 0
 
     @property
     def reach(self) -> int:
-        """Tokens on each side that a token attends to in a layer with a window. 0 for BERT."""
+        """Tokens on each side to which a token attends in a layer with a window. 0 for BERT."""
         return self.attention_window // 2 if self.architecture == "modern" else 0
 
 
@@ -263,8 +264,9 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """The training examples, their order, and their assignment to ranks (docs/concepts/data.md).
 
-    `masking = "dynamic"` first undoes the masks that `prepare` stored. The held-out set keeps its
-    masks (docs/concepts/encoder_recipe.md).
+    With `masking = "dynamic"`, the masks that `prepare` stored are first undone, and each batch
+    gets new masks. The held-out set always keeps its stored masks
+    (docs/concepts/encoder_recipe.md).
     """
 
     corpus: Annotated[
@@ -333,7 +335,10 @@ class DataSection(_Section):
 
     @property
     def dupe_factor(self) -> int:
-        """Passes over the embedded corpus, each with new masks. Dynamic masking needs only one."""
+        """Number of passes over the embedded corpus. Each pass stores new masks.
+
+        Dynamic masking needs one pass only.
+        """
         return 10 if self.masking == "static" else 1
 
 
@@ -374,17 +379,17 @@ class ParallelSection(_Section):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole job."""
+        """Number of ranks of the whole job."""
         return self.nodes * self.ranks_per_node
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches per optimizer update over all ranks."""
+        """Number of micro-batches per optimizer update, over all ranks."""
         return self.world_size * self.grad_accum_steps
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per optimizer update over all ranks."""
+        """Number of sequences per optimizer update, over all ranks."""
         return self.num_micro_batches * self.local_batch_size
 
 

@@ -1,4 +1,4 @@
-"""All settings of a run: their types, defaults, allowed values and meanings."""
+"""Look up the settings of a run: their types, defaults, allowed values and meanings."""
 
 import dataclasses
 import types
@@ -24,7 +24,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One setting, `section.field`."""
+    """The definition of one setting, whose name is `section.field`."""
 
     name: str
     kinds: tuple[Any, ...]  # the types that a value may have; a Literal is its list of words
@@ -34,28 +34,28 @@ class Setting:
 
     @property
     def section(self) -> str:
-        """Name of the section."""
+        """Name of the setting's section."""
         return self.name.partition(".")[0]
 
     @property
     def field(self) -> str:
-        """Name within the section."""
+        """Name of the setting within its section."""
         return self.name.partition(".")[2]
 
     @property
     def is_required(self) -> bool:
-        """True if the setting has no default."""
+        """True if the setting has no default, so that every config must set it."""
         return self.default is dataclasses.MISSING
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that the setting may be set to."""
+        """The words to which the setting may be set."""
         literals = (kind for kind in self.kinds if typing.get_origin(kind) is typing.Literal)
         return tuple(word for literal in literals for word in typing.get_args(literal))
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words, as in "an integer from 1 to 256" or "'cpu' or 'cuda'"."""
+        """The allowed values as text, such as "an integer from 1 to 256" or "'cpu' or 'cuda'"."""
         within = f" {self.bounds}".replace(" at least", " of at least") if self.bounds else ""
         return or_list(
             [kind + within * (kind in ("an integer", "a number")) for kind in self._types]
@@ -63,14 +63,15 @@ class Setting:
 
     @property
     def _types(self) -> list[str]:
-        """The types in words, and every word."""
+        """The allowed types as text, followed by every allowed word."""
         numbers = [_KINDS[kind] for kind in self.kinds if kind in _KINDS]
         return [*numbers, *map(repr, self.words)]
 
     def check(self, value: Any, origin: str) -> Any:
-        """Return the value converted to the setting's type.
+        """Return `value` converted to the setting's type.
 
-        `origin` is where the value was read. Raises ConfigError for a value that is not allowed.
+        `origin` names the source of the value in messages. Raises ConfigError if the value is not
+        allowed.
         """
         if isinstance(value, str) and value in self.words:
             return value
@@ -89,7 +90,7 @@ class Setting:
 
 @cache
 def all_settings() -> Mapping[str, Setting]:
-    """Return every setting by its name, `section.field`, in the order of the sections."""
+    """Return all settings by their names `section.field`, in the order of the sections."""
     found = {}
     for section, kind in sections().items():
         hints, bounds, meanings = typing.get_type_hints(kind), bounds_of(kind), meanings_of(kind)
@@ -108,12 +109,12 @@ def all_settings() -> Mapping[str, Setting]:
 
 @cache
 def sections() -> Mapping[str, type]:
-    """Return the dataclass of every section by its name."""
+    """Return the dataclasses of all sections, by the name of the section."""
     return typing.get_type_hints(RunConfig)
 
 
 def find_setting(name: str, origin: str) -> Setting:
-    """Return the setting of that name. Raises ConfigError, with similar names, if there is none."""
+    """Return the setting `name`. Raises ConfigError, with similar names, if it does not exist."""
     found = all_settings().get(name)
     if found is None:
         raise unknown_setting(name, origin)
@@ -121,7 +122,10 @@ def find_setting(name: str, origin: str) -> Setting:
 
 
 def unknown_setting(name: str, origin: str, more: Sequence[str] = ()) -> ConfigError:
-    """Return the error for an unknown name. It suggests similar settings, or names from `more`."""
+    """Return the error for an unknown setting.
+
+    The error suggests similar settings, and similar names from `more`.
+    """
     section, is_dotted, _ = name.partition(".")
     shown = section if is_dotted and section in sections() else ""
     otherwise = f"see `{' '.join(['mlperf_bert config list', shown]).strip()}`"
@@ -130,7 +134,7 @@ def unknown_setting(name: str, origin: str, more: Sequence[str] = ()) -> ConfigE
 
 
 def _converted(value: Any, kinds: Sequence[Any]) -> Any:
-    """Return the value as one of the types, or None if it is of none of them."""
+    """Return `value` as one of the types `kinds`, or None if it has none of these types."""
     for kind in kinds:
         if type(value) is kind:
             return value

@@ -1,1 +1,1 @@
-"""Prepares data before training: makes shards, sidecars and an index from text."""
+"""Prepare data before training: make shards, their sidecars and an index from text."""

@@ -1,12 +1,13 @@
-"""Builds a prepared set from text files, with one shard per file, in parallel and resumable.
+"""Build a prepared set from text files, in parallel, with one shard per file.
 
-A shard is an HDF5 file of contiguous arrays. Its sidecar is written last and marks it as complete.
-The index follows when all shards are finished.
+A shard is an HDF5 file of contiguous arrays. Its sidecar is a JSON file that is written last and
+marks the shard as complete. An interrupted build therefore continues with the unfinished shards.
+The index is written when all shards are complete.
 
-The evaluation set stores the context-free baseline, which a trained model must beat. This is the
-accuracy of a predictor that ignores the context of a masked position. If the input at the position
-is a token (kept or random), it predicts that token. If the input is [MASK], it predicts the most
-frequent label among the set's [MASK] inputs.
+The evaluation set stores the context-free baseline, which a trained model must beat. The baseline
+is the accuracy of a predictor that ignores the context of a masked position. If the input at the
+position is a token (kept or random), the predictor outputs that token. If the input is [MASK], it
+outputs the most frequent label among the set's [MASK] inputs.
 """
 
 import hashlib
@@ -76,7 +77,7 @@ SURE = 0.25  # After this share of the bytes, the share of [UNK] is representati
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A text, the shard to make from it, and the settings."""
+    """A text, the shard to make from it, the vocabulary and the settings."""
 
     text_path: Path
     shard_path: Path
@@ -95,12 +96,13 @@ def prepare_text(
     corpus: dict[str, str] | None = None,
     quiet: bool = False,
 ) -> Manifest:
-    """Make or complete the prepared set `out_dir`. Shards are ordered by file stem.
+    """Make or complete the prepared set `out_dir` from text files, and return its manifest.
 
-    Each text becomes one shard. Its layout is one of the two in documents.py. A shard that was
-    finished with the same text and settings is kept. `vocab_path` is a vocabulary or a
-    tokenizer.json, which is copied into the set. `corpus` describes the origin of the text, for the
-    manifest. With `settings.pick_eval` the context-free baseline is always stored.
+    Each text becomes one shard, and the shards are ordered by file stem. documents.py describes the
+    two layouts of a text. A shard that was finished with the same text and settings is kept.
+    `vocab_path` is a vocabulary or a tokenizer.json, which is copied into the set. `corpus`
+    describes the origin of the text, for the manifest. The context-free baseline is stored if
+    `with_baseline` is True or `settings.pick_eval` is set.
 
     Raises ConfigError for an option out of range or an unusable numba cache. Raises DataError if a
     text or the vocabulary is not usable, if a shard was finished with other settings, or if a shard
@@ -132,7 +134,10 @@ def prepare_pair(
     corpus: dict[str, str],
     quiet: bool,
 ) -> dict[str, Manifest]:
-    """Make the sets "train" and "eval" with `prepare_text`, the latter with its baseline."""
+    """Make the prepared sets "train" and "eval", and return their manifests.
+
+    Only "eval" stores the context-free baseline. Raises like `prepare_text`.
+    """
     passes = {"train": settings.dupe_factor, "eval": EVAL_DUPE_FACTOR}
     return {
         name: prepare_text(
@@ -160,21 +165,21 @@ def make_set(
     quiet: bool,
     words: tuple[str, str] = ("prepared", "texts"),
 ) -> Manifest:
-    """Make the unfinished shards of a set, then its index.
+    """Make the unfinished shards of a set, then its index, and return the set's manifest.
 
     Args:
-        jobs: one per shard, from `shard_jobs`.
+        jobs: one job per shard, from `shard_jobs`.
         make: does one job unless its shard is finished, and counts the tokens. It runs in worker
             processes, so it must be a function of a module, or a partial of one.
-        vocabulary: a copy of it goes into the set.
+        vocabulary: the vocabulary, of which a copy is stored in the set.
         workers: number of worker processes. With 1, this process does the work.
-        with_baseline: measure and store the context-free baseline.
+        with_baseline: whether to measure and store the context-free baseline.
         corpus: the origin of the text, for the manifest.
-        quiet: show no progress.
-        words: words of the progress lines, see `count_bytes`.
+        quiet: whether to print no progress.
+        words: verb and noun of the progress lines (see `count_bytes`).
 
-    Raises DataError like `make`, if a shard was finished with other settings, or if most of the
-    tokens are [UNK].
+    Raises DataError for the same reasons as `make`, if a shard was finished with other settings, or
+    if more than half of the tokens are [UNK].
     """
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     sizes = [file_size(job.text_path, "use a readable file") for job in jobs]
@@ -206,7 +211,7 @@ def make_set(
 
 
 def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
-    """Raise ConfigError if settings are out of range or do not suit this number of files."""
+    """Raise ConfigError if a setting is out of range or does not suit the number of texts."""
     ranges = {
         "max_seq_length": (settings.max_seq_length, 8, 65_535),
         "max_predictions": (settings.max_predictions, 1, 65_535),
@@ -228,10 +233,11 @@ def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> Non
 def shard_jobs(
     texts: Sequence[Path], vocab_path: Path, out_dir: Path, settings: ShardSettings
 ) -> list[ShardJob]:
-    """Return one job per file, ordered by stem.
+    """Return one job per text file, ordered by file stem.
 
     Raises DataError if two files have the same stem, because both would make the same shard. Also
-    raises it if the set has shards of other files, because the index would not have them.
+    raises DataError if the set has a shard of a file that is not in `texts`, because the index
+    would not include it.
     """
     found: dict[str, Path] = {}
     for path in texts:
@@ -262,7 +268,7 @@ def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
 def manifest_of(
     vocabulary: AnyVocabulary, settings: ShardSettings, entries: Sequence[ShardEntry] = ()
 ) -> Manifest:
-    """Return the manifest of a set of these shards, without its index."""
+    """Return a manifest for a set of these shards, without the entries for its index."""
     return Manifest(
         num_samples=sum(entry.num_samples for entry in entries),
         vocab_size=len(vocabulary),
@@ -285,8 +291,8 @@ def manifest_of(
 def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
     """Measure the context-free baseline over the whole set.
 
-    `mask_only_accuracy` only counts [MASK] inputs. Raises DataError for a shard with wrong samples,
-    which an earlier start may have left.
+    `mask_only_accuracy` counts [MASK] inputs only. Raises DataError if a shard has invalid samples,
+    which an earlier attempt may have left.
     """
     tally, label_counts = Tally(), np.zeros(manifest.vocab_size, dtype=np.int64)
     for entry in manifest.shards:
@@ -298,10 +304,11 @@ def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
 
 
 def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
-    """Compile the code of `make_shard` now, so that the workers do not all write the same cache.
+    """Compile the code of `make_shard` before the workers start.
 
-    The first call after an installation takes about 5 s, and later ones take a fraction of a
-    second. Raises ConfigError if numba's cache is damaged or cannot be written.
+    Otherwise all workers would write numba's cache at the same time. The first call after an
+    installation takes about 5 s, and later calls take a fraction of a second. Raises ConfigError if
+    numba's cache is damaged or cannot be written.
     """
     settings = ShardSettings(
         max_seq_length=8, max_predictions=1, seed=0, dupe_factor=1, segments=segments
@@ -317,7 +324,7 @@ def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
 
 
 def make_shard(job: ShardJob) -> Tally:
-    """Make one shard unless it exists, and count the tokens of its text.
+    """Make one shard unless it is finished, and count the tokens of its text.
 
     Raises DataError if the text or the vocabulary is not usable.
     """
@@ -357,7 +364,7 @@ def make_shard(job: ShardJob) -> Tally:
 
 
 def _tally(tokens: NDArray[Any], vocabulary: AnyVocabulary) -> Tally:
-    """Count the tokens [T] of a text, and those that are [UNK]."""
+    """Count the tokens [T] of a text, and how many of them are [UNK]."""
     unknown = int(np.count_nonzero(tokens == vocabulary.unk_id))
     return Tally(tokens=len(tokens), unknown=unknown)
 
@@ -371,9 +378,10 @@ def _make_examples(
 
 
 def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
-    """Return True if the shard is complete. With `source_sha256` None, its text is not checked.
+    """Return True if the shard of a job is complete.
 
-    Raises DataError if the shard was finished with another text or other settings.
+    If `source_sha256` is None, the function does not compare the digest of the shard's text. Raises
+    DataError if the shard was finished with another text or other settings.
     """
     if not sidecar_path(job.shard_path).exists():
         return False
@@ -403,10 +411,10 @@ def write_shard(
     source_sha256: str,
     settings: ShardSettings,
 ) -> Sidecar:
-    """Write the shard `path` and its sidecar `<path>.json`, the sidecar last.
+    """Write the shard `path`, then its sidecar `<path>.json`, and return the sidecar.
 
-    Both are written under temporary names and then renamed. Equal examples result in equal bytes.
-    Raises DataError if a file cannot be written.
+    Both files are written under temporary names and then renamed. Equal examples give
+    byte-identical files. Raises DataError if a file cannot be written.
     """
     # The sidecar of an earlier shard must never be next to the new file.
     sidecar_path(path).unlink(missing_ok=True)
@@ -455,7 +463,7 @@ def _digest(examples: ShardArrays) -> str:
 
 
 def _stored_arrays(examples: ShardArrays) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the name and the little-endian values of each array."""
+    """Yield the name of each array with its values in little-endian byte order."""
     for field in fields(examples):
         values: NDArray[Any] = getattr(examples, field.name)
         yield field.name, values.astype(values.dtype.newbyteorder("<"), copy=False)

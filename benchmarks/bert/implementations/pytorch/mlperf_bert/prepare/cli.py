@@ -1,6 +1,7 @@
-"""The command `prepare`: its sources, their options, and one function per source.
+"""The command `prepare`: its data sources, their options, and a function for each source.
 
-Every source is an option with a function `_prepare_...`, which does the heavy imports.
+Each source is an option with a function `_prepare_...`, which imports the large modules that it
+needs.
 """
 
 import argparse
@@ -22,7 +23,10 @@ DUPE_FACTOR = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `prepare`. One that is not given is None, so that `run` can tell."""
+    """Add the options of `prepare`.
+
+    An option that the user did not give is None, so that `run` can tell.
+    """
     describe(
         parser,
         "Turn text, or examples from a published submission, into a prepared set that `train` "
@@ -48,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_examples(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the output and for the examples that are made."""
+    """Add the options for the output, the vocabulary and the examples to make."""
 
     def number(name: str, text: str) -> None:
         made.add_argument(name, type=int, metavar="N", help=text)
@@ -91,9 +95,9 @@ def _add_examples(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the source, one of which must be given.
+    """Add the options that name the data source. Exactly one of them must be given.
 
-    `--corpus`, for a user's own text, belongs to the tools (`__main__.VARIANTS`).
+    The tools add the source `--corpus`, a user's own text (`__main__.VARIANTS`).
     """
     group = parser.add_argument_group("source, one of")
     source = group.add_mutually_exclusive_group(required=True)
@@ -127,7 +131,7 @@ _OPTIONS = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `prepare`. Raises ConfigError or DataError for mistakes of the user."""
+    """Run `prepare`, and return 0. Raises ConfigError or DataError for a mistake of the user."""
     source = next(name for name in _OPTIONS if getattr(args, name))
     for option in sorted({option for options in _OPTIONS.values() for option in options}):
         if option not in _OPTIONS[source] and getattr(args, option) is not None:
@@ -146,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare_text(args: argparse.Namespace, workers: int) -> None:
-    """Make a prepared set from text files with a given vocabulary (`prepare --text`)."""
+    """Make a prepared set from text files with the given vocabulary (`prepare --text`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.build import prepare_text
 
@@ -166,7 +170,7 @@ def _prepare_text(args: argparse.Namespace, workers: int) -> None:
 
 
 def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:
-    """Make a prepared set from examples of published submissions (`prepare --hdf5`)."""
+    """Make a prepared set from HDF5 files of published submissions (`prepare --hdf5`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.import_examples import import_set
 
@@ -182,7 +186,7 @@ def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:
 
 
 def _prepare_embedded(args: argparse.Namespace) -> None:
-    """Make train/ and eval/ from the documentation of the user's Python (`prepare --embedded`)."""
+    """Make train/ and eval/ from the documentation in Python's library (`prepare --embedded`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.corpus import prepare_embedded
 
@@ -205,7 +209,7 @@ def _given(value: int | None, default: int) -> int:
 
 
 def _summary(out_dir: Path, manifest: "Manifest") -> str:
-    """Summarize a prepared set, with a digest for comparing two sets."""
+    """Summarize a prepared set, with a digest by which two sets can be compared."""
     from mlperf_bert.data.index import examples_digest, read_sidecar
 
     shards = [out_dir / "shards" / entry.file for entry in manifest.shards]

@@ -1,7 +1,11 @@
-"""Checks one shard's arrays with vectorized code: structure, ranges, masked counts, tallies.
+"""Check and count the samples of a shard, with vectorized code.
 
-Shapes: n samples of one chunk, T their tokens, P their masked positions, V vocabulary. The rules
-are those of examples.py. A sample's text is its tokens with the labels put back.
+The checks cover the structure, the ranges of values and the number of masked tokens. examples.py
+makes samples by the same rules. The text of a sample is its tokens, in which the labels replace the
+masked inputs.
+
+Shape letters: n samples of a chunk, N samples in total, T tokens and P masked positions of the
+samples, V words of the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +39,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over some samples. Two tallies can be added."""
+    """Counts over some samples. The sum of two tallies counts the samples of both."""
 
     samples: int = 0
     tokens: int = 0
@@ -52,7 +56,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some consecutive samples of a shard, with offsets that count from the chunk's start."""
+    """Consecutive samples of a shard. Offsets count from the start of the chunk."""
 
     first: int  # number of the chunk's first sample
     tokens: NDArray[Any]  # [T]
@@ -67,17 +71,17 @@ class _Chunk:
 
     @property
     def masked_rows(self) -> NDArray[np.int64]:
-        """The indices of masked tokens in `tokens`, int64 [P]."""
+        """The indices of the masked tokens in `tokens`, int64 [P]."""
         return self.starts[self.sample_of_masked] + self.positions
 
     def text(self) -> NDArray[Any]:
-        """Return the tokens with the labels put back, [T]."""
+        """Return the tokens [T] with the labels in place of the masked inputs."""
         text = self.tokens.copy()
         text[self.masked_rows] = self.labels
         return text
 
     def has_masked(self, is_wrong: Flags) -> Flags:
-        """Return which samples have a wrong masked position; bool [P] becomes bool [n]."""
+        """Return bool [n]: whether each sample has a masked position that `is_wrong` [P] marks."""
         owners = self.sample_of_masked[is_wrong]
         return np.bincount(owners, minlength=len(self.lengths)) > 0
 
@@ -85,7 +89,7 @@ class _Chunk:
 def read_counts(
     set_dir: Path, entries: Sequence[ShardEntry]
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return the numbers of tokens and of masked positions of each sample, both uint16 [N].
+    """Return the number of tokens and the number of masked positions per sample, uint16 [N].
 
     Raises DataError if a number is out of range.
     """
@@ -98,11 +102,12 @@ def read_counts(
 def check_arrays(
     path: Path, arrays: ShardArrays, manifest: Manifest, remedy: str
 ) -> tuple[Tally, NDArray[np.int64]]:
-    """Check all samples of a shard, whose offset tables must already be checked.
+    """Check all samples of a shard, and count their tokens.
 
-    Returns the counts over its samples, and how often each token is the label of a [MASK] input,
-    int64 [V]. It needs a few megabytes of memory in addition to the mapped file. Raises DataError
-    with `path` and `remedy` for the first wrong sample.
+    The caller must have checked the offset arrays. Returns the counts over all samples, and how
+    often each token is the label of a [MASK] input, int64 [V]. The function needs a few megabytes
+    of memory in addition to the mapped file. Raises DataError with `path` and `remedy` for the
+    first invalid sample.
     """
     tally = Tally()
     label_counts = np.zeros(manifest.vocab_size, dtype=np.int64)
@@ -130,7 +135,7 @@ def check_arrays(
 
 
 def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
-    """Compute the context-free baseline from the counts over all samples; see prepare/build.py."""
+    """Compute the context-free baseline (prepare/build.py) from the counts over all samples."""
     most_frequent = int(label_counts.max())
     return Baseline(
         context_free_accuracy=(tally.kept + most_frequent) / max(1, tally.masked),
@@ -143,7 +148,8 @@ def baseline_of(tally: Tally, label_counts: NDArray[np.int64]) -> Baseline:
 def check_labels(path: Path, tally: Tally, remedy: str) -> None:
     """Raise DataError if no sample of a shard of sentence pairs has next-sentence label 1.
 
-    Half of the samples should have this label, and more than half if documents are short.
+    At least half of the samples should have this label, and more if documents are short. Shards
+    with fewer than 32 samples are not checked.
     """
     if tally.samples >= MIN_SAMPLES_OF_LABELS and tally.random_next == 0:
         problem = f"is 0 in all {tally.samples:,} samples, but should be 1 in at least half of them"
@@ -151,7 +157,10 @@ def check_labels(path: Path, tally: Tally, remedy: str) -> None:
 
 
 def check_unknown(path: Path, tally: Tally, remedy: str) -> None:
-    """Raise DataError if more than half of the text is [UNK], as with another language's text."""
+    """Raise DataError if more than half of the tokens are [UNK].
+
+    This happens if the vocabulary is for another language.
+    """
     if tally.unknown > MAX_UNKNOWN_SHARE * tally.tokens:
         problem = f"{100 * tally.unknown / tally.tokens:.1f}% of the tokens are [UNK]"
         raise DataError(str(path), problem, remedy)
@@ -185,10 +194,10 @@ def _chunks(arrays: ShardArrays) -> Iterator[_Chunk]:
 def _faults(
     chunk: _Chunk, manifest: Manifest, table: NDArray[np.int64]
 ) -> Iterator[tuple[str, Flags]]:
-    """Yield each kind of fault, and which samples of the chunk have it, bool [n].
+    """Yield each kind of fault with the samples of the chunk that have it, bool [n].
 
-    The caller stops at the first fault, so that only numbers within their ranges are used as
-    indices. `table` has the number of masked positions for each length.
+    The caller must stop at the first fault, because later checks use the checked values as indices.
+    `table` has the required number of masked positions for each length.
     """
     lengths, starts_of_b, positions = chunk.lengths, chunk.starts_of_b, chunk.positions
     owner = chunk.sample_of_masked

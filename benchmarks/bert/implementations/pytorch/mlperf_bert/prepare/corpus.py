@@ -1,10 +1,10 @@
-"""Makes the embedded corpus, a small but real training and evaluation set.
+"""Make the embedded corpus, a small but real training and evaluation set.
 
-Its text is the documentation of the user's own Python: the English prose of the language topics and
-of the docstrings in the standard library. So tests and demonstrations need no download, also on a
-laptop. The same Python and settings always result in the same sets. Sources are parsed by `ast` in
-the order of sorted paths, and never imported. This file only imports light modules, so that a call
-is fast if the sets already exist.
+The text is documentation of the user's own Python: the English prose of the language topics and of
+the docstrings in the standard library. Tests and demonstrations therefore need no download, also on
+a laptop. The same Python version and settings always give the same sets. The sources are parsed by
+`ast` in the order of their sorted paths, and never imported. At the top, this file imports only
+small modules, so that a call is fast if the sets already exist.
 """
 
 import ast
@@ -59,9 +59,9 @@ _BULLET = re.compile(r"^([*\-]|\d+\.|\([a-z0-9]\))\s+")
 def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) -> bool:
     """Make or complete the prepared sets `out_dir/train` and `out_dir/eval`.
 
-    Returns True if anything had to be made. Raises ConfigError if `vocab_size` is too small. Raises
-    DataError if a set exists that was made with other settings or by another Python, or if this
-    Python has too little documentation.
+    Returns True if the function had to make a set. Raises ConfigError if `vocab_size` is too small.
+    Raises DataError if a set exists that was made with other settings or by another Python, or if
+    this Python has too little documentation.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         problem = f"is {vocab_size}"
@@ -86,10 +86,11 @@ def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) ->
 def split_held_out(
     documents: list[TextDocument],
 ) -> tuple[list[TextDocument], list[TextDocument]]:
-    """Split documents into those for training and those that are held out.
+    """Split documents into documents for training and held-out documents, and return both.
 
-    Held-out documents lose all sentences that also occur in a training document. Only the hash of
-    its text decides if a document is held out, so new documents do not move others.
+    Sentences that also occur in a training document are removed from the held-out documents.
+    Whether a document is held out depends only on the hash of its text, so new documents do not
+    move old ones.
     """
     train: list[TextDocument] = []
     held_out: list[TextDocument] = []
@@ -104,7 +105,7 @@ def split_held_out(
 
 
 def _is_ready(set_dir: Path, wanted: dict[str, int | str]) -> bool:
-    """Return True if the set is complete. Raises DataError if it was made with other settings."""
+    """Return True if the set is complete. Raises DataError if its settings are not `wanted`."""
     if not (set_dir / "index" / "dataset.json").exists():
         return False
     manifest = Manifest.load(set_dir)
@@ -179,10 +180,10 @@ def _summary(corpus: dict[str, str], train: Manifest, held_out: Manifest) -> str
 
 
 def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
-    """Collect distinct ASCII documents of at least two sentences.
+    """Return the distinct ASCII documents of at least two sentences in Python's library.
 
-    They come from the library in `stdlib`, by default that of this Python. Raises DataError if
-    there is not enough text, for example because this Python has no sources.
+    `stdlib` is the directory of the library, by default that of the running Python. Raises
+    DataError if there is not enough text, for example because this Python has no sources.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if stdlib is None else stdlib
     documents = [prose_sentences(text) for text in _topics(root / "pydoc_data" / "topics.py")]
@@ -196,7 +197,7 @@ def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
 
 
 def prose_sentences(docstring: str) -> TextDocument:
-    """Return the sentences of a docstring's prose, without code, tables and titles."""
+    """Return the sentences of prose in a docstring, without code, tables and titles."""
     sentences: list[str] = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         for block in _blocks(paragraph.split("\n")):
@@ -210,7 +211,10 @@ def prose_sentences(docstring: str) -> TextDocument:
 
 
 def _blocks(lines: list[str]) -> Iterator[str]:
-    """Yield a paragraph's text. Each list item is a block of its own, without its bullet."""
+    """Yield the blocks of text in the lines of a paragraph.
+
+    Each list item is a block of its own, without its bullet. Code ends the paragraph.
+    """
     block: list[str] = []
     for line in lines:
         if _CODE_LINE.match(line):
@@ -232,7 +236,7 @@ def _is_prose(block: str) -> bool:
 
 
 def _topics(path: Path) -> list[str]:
-    """Return the texts of Python's language topics."""
+    """Return the texts of Python's language topics, as `help()` shows them."""
     tree = _parsed(path)
     if tree is None:
         return []
@@ -252,7 +256,11 @@ def _source_files(root: Path) -> list[Path]:
 
 
 def _module_documents(path: Path) -> list[TextDocument]:
-    """Return the documents of a module: its long docstrings, and its short ones joined."""
+    """Return the documents of a source file.
+
+    Each docstring of several sentences is a document. Docstrings of one sentence are joined to
+    documents of several sentences.
+    """
     tree = _parsed(path)
     if tree is None:
         return []
@@ -272,7 +280,10 @@ def _module_documents(path: Path) -> list[TextDocument]:
 
 
 def _parsed(path: Path) -> ast.Module | None:
-    """Parse a source file; None if it has no docstring or cannot be read or parsed."""
+    """Return the syntax tree of a source file.
+
+    Returns None if the file has no docstring, or if it cannot be read or parsed.
+    """
     try:
         source = path.read_bytes()
         if b'"""' not in source and b"'''" not in source and path.name != "topics.py":

@@ -1,13 +1,13 @@
-r"""Reads text files as documents of token ids: splits sentences, cleans and tokenizes them.
+r"""Read text files as documents of token ids: split sentences, clean and tokenize them.
 
-Files are UTF-8, and lines end at \n only. In a sentence file, each line is a sentence, and an empty
-line separates documents. In a paragraph file (`split_sentences`), an empty line separates documents
-too. The lines of a document are joined with spaces and then split into sentences.
+Files are UTF-8, and lines end only at \n. In a sentence file, each line is a sentence, and an empty
+line separates documents. In a paragraph file (`split_sentences`), an empty line also separates
+documents. The lines of such a document are joined with spaces and then split into sentences.
 
-A sentence ends at one or more of `.`, `!` and `?`, with the closing quotes and brackets after them.
-White space must follow, and then an upper-case letter, a digit, or an opening quote or bracket. A
-full stop does not end a sentence after a known abbreviation (Mr., e.g., vs.) or after a single
-letter (an initial such as `J. Smith`, or `U.S.`), unless that letter is `I`.
+A sentence ends at one or more of `.`, `!` and `?`, together with the closing quotes and brackets
+after them. White space must follow, and then an upper-case letter, a digit, or an opening quote or
+bracket. A full stop does not end a sentence after a known abbreviation (Mr., e.g., vs.) or after a
+single letter (an initial such as `J. Smith`, or `U.S.`), unless that letter is `I`.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]+$")
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split `text` into non-empty sentences. Each run of white space becomes one space."""
+    """Split `text` into non-empty sentences, and replace each run of white space by one space."""
     text = " ".join(text.split())
     sentences = []
     start = 0
@@ -54,7 +54,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
-    """Return True if the sentence from `start` on ends at `match` of `_CANDIDATE`."""
+    """Return True if the sentence that begins at `start` ends at `match` of `_CANDIDATE`."""
     following = text[match.end() :].lstrip("\"'\u2018\u201c([")[:1]
     if not (following.isupper() or following.isdigit()):
         return False
@@ -71,17 +71,18 @@ def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def digest_of(document: str) -> int:
-    """Return a hash, 0 .. 2**64 - 1, that decides if a document is held out."""
+    """Return the hash (0 .. 2**64 - 1) that decides whether a document is held out."""
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=b"held out").digest()
     return int.from_bytes(digest, "big")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Documents:
-    """D documents with N sentences and T tokens in all, end to end. None of them is empty.
+    """Token ids of D documents with N sentences and T tokens in total, stored end to end.
 
-    It needs 2 bytes per token (4 if the vocabulary has more than 65,536 words), and 8 per sentence
-    and per document. These are about 2.4 bytes per token with 20 tokens per sentence.
+    No document is empty. A token needs 2 bytes, or 4 bytes if the vocabulary has more than 65,536
+    words. A sentence and a document need 8 bytes each. With 20 tokens per sentence, this is about
+    2.4 bytes per token.
     """
 
     tokens: NDArray[Any]  # uint16 or uint32 [T]
@@ -94,14 +95,14 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A text file's contents and the digest of its bytes."""
+    """The contents of a text file, and the SHA-256 digest of its bytes."""
 
     text: str
     sha256: str
 
 
 def read_text(path: Path) -> SourceText:
-    """Read a whole text file. Raises DataError if it is missing, empty or not UTF-8."""
+    """Read a whole text file. Raises DataError if the file is missing, empty or not UTF-8."""
     try:
         contents = path.read_bytes()
         text = contents.decode("utf-8")
@@ -117,9 +118,10 @@ def read_text(path: Path) -> SourceText:
 
 
 def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documents:
-    """Tokenize a text in one of the two layouts that the module's docstring describes.
+    """Split a text into documents, and tokenize them.
 
-    Documents without any token are dropped.
+    `split` tells which of the two layouts in the module's docstring the text has: True for
+    paragraphs, False for a sentence per line. Documents without any token are dropped.
     """
     lines = _sentence_lines(text) if split else (line.strip() for line in text.split("\n"))
     tokens = bytearray()

@@ -1,12 +1,13 @@
-"""Makes masked examples from documents of token ids, equal to those of the MLPerf reference.
+"""Make masked examples from documents of token ids, equal to those of the MLPerf reference.
 
-The compiled functions come first: CPython's random stream, one pass over the documents, one
-document, one example, and arrays that grow. Their callers follow. All random numbers are drawn in
-the order of the reference. The compiled functions are all in one file because of numba's cache, see
-compiled.py. Tests compare them with tests/plain_examples.py, which does the same in plain Python.
+The compiled functions come first: CPython's random number generator, a pass over the documents, the
+examples of a document, one example, and growing arrays. The functions that call them follow. All
+random numbers are drawn in the order of the reference. The compiled functions are all in one file
+because of numba's cache (see compiled.py). Tests compare the results with tests/plain_examples.py,
+which does the same in plain Python.
 
-The sentences of a document are stored end to end, so a segment is a span of the text's tokens, and
-nothing is copied until an example is written.
+The sentences of a document are stored end to end. A segment is therefore a span of the text's
+tokens, and nothing is copied until an example is written.
 """
 
 import random
@@ -38,7 +39,7 @@ _FIRST = (4096, 4096, 4096)  # examples, tokens, masked positions
 
 
 class Work(NamedTuple):
-    """Inputs and scratch arrays for D documents with N sentences and T tokens."""
+    """Inputs and temporary arrays for D documents with N sentences and T tokens."""
 
     stream: Stream  # [1249], advanced by every draw
     tokens: NDArray[Any]  # [T]
@@ -56,7 +57,7 @@ class Work(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Examples end to end, like `ShardArrays`, in arrays that may be longer than needed."""
+    """Examples stored end to end, like `ShardArrays`, in arrays with unused space at the end."""
 
     input_ids: NDArray[Any]
     offsets: IntArray
@@ -68,7 +69,7 @@ class Collected(NamedTuple):
 
 
 def empty_examples(examples: int, tokens: int, masked: int, dtype: npt.DTypeLike) -> Collected:
-    """Allocate arrays for these total numbers of examples, tokens and masked positions."""
+    """Allocate arrays for the given numbers of examples, tokens and masked positions."""
     return Collected(
         np.empty(tokens, dtype),
         np.zeros(examples + 1, np.int64),
@@ -82,9 +83,10 @@ def empty_examples(examples: int, tokens: int, masked: int, dtype: npt.DTypeLike
 
 @compiled
 def refill(stream: Stream) -> None:
-    """Generate 624 words of MT19937, first the state and then the output.
+    """Generate the next 624 words of the random number generator MT19937.
 
-    Source: Matsumoto and Nishimura, 1998.
+    The function updates the state and then computes the output words from it. Source: Matsumoto and
+    Nishimura, 1998.
     """
     for i in range(WORDS):
         following = i + 1 if i + 1 < WORDS else 0
@@ -101,7 +103,7 @@ def refill(stream: Stream) -> None:
 
 @compiled
 def next_word(stream: Stream) -> int:
-    """Draw 32 random bits."""
+    """Return the next 32 random bits."""
     if stream[USED] == WORDS:
         refill(stream)
     stream[USED] += 1
@@ -110,7 +112,10 @@ def next_word(stream: Stream) -> int:
 
 @compiled
 def uniform(stream: Stream) -> float:
-    """Draw a number like Python's `random()`, from 53 random bits. The high bits come first."""
+    """Return a random number in [0, 1) like Python's `random()`, from 53 random bits.
+
+    The first word gives the high bits.
+    """
     high = next_word(stream) >> 5
     low = next_word(stream) >> 6
     return (high * 67108864.0 + low) / 9007199254740992.0
@@ -118,10 +123,10 @@ def uniform(stream: Stream) -> float:
 
 @compiled
 def between(stream: Stream, low: int, high: int) -> int:
-    """Draw an integer like Python's `randint(low, high)`, which includes both ends.
+    """Return a random integer like Python's `randint(low, high)`, which includes both ends.
 
-    The range must have fewer than 2**32 integers. As many top bits of a word are drawn as the size
-    of the range has, again and again until they are below that size.
+    The range must have fewer than 2**32 integers. The function takes as many top bits of a random
+    word as the size of the range has. It repeats this until the result is smaller than the size.
     """
     size = high - low + 1
     shift = 32
@@ -135,11 +140,12 @@ def between(stream: Stream, low: int, high: int) -> int:
 
 @compiled
 def shuffle(stream: Stream, items: IntArray) -> None:
-    """Shuffle in place like Python's `shuffle(items)`.
+    """Shuffle `items` in place like Python's `shuffle(items)`.
 
-    From the last position down, each is swapped with position `between(0, last)`. Most of the time
-    is spent here, so drawing avoids an unpredictable branch: a word that is too large swaps the
-    position with itself, and then another word is drawn for it.
+    From the last position down, each item is swapped with the item at position `between(0, last)`.
+    Preparing data spends most of its time here, so the loop avoids an unpredictable branch. If a
+    random number is too large, the item is swapped with itself, and the loop draws another number
+    for the same position.
     """
     used = stream[USED]
     shift = 0
@@ -160,7 +166,10 @@ def shuffle(stream: Stream, items: IntArray) -> None:
 
 @compiled
 def add_pass(work: Work, found: Collected, count: int) -> tuple[Collected, int]:
-    """Add the examples of one pass over all documents to the `count` existing examples."""
+    """Append the examples of one pass over all documents to the `count` existing examples.
+
+    Returns the arrays, which may have been replaced by longer ones, and the new number of examples.
+    """
     for number in range(len(work.order)):
         found, count = _add_document(work, number, found, count)
     return found, count
@@ -168,7 +177,10 @@ def add_pass(work: Work, found: Collected, count: int) -> tuple[Collected, int]:
 
 @compiled
 def _add_document(work: Work, number: int, found: Collected, count: int) -> tuple[Collected, int]:
-    """Add the examples of document `number` of the shuffled order to `count` existing ones."""
+    """Append the examples of document `number` of the shuffled order to `count` existing ones.
+
+    Returns the same as `add_pass`.
+    """
     document = work.order[number]
     end = work.document_offsets[document + 1]
     offsets = work.sentence_offsets
@@ -200,7 +212,11 @@ def _add_document(work: Work, number: int, found: Collected, count: int) -> tupl
 
 @compiled
 def _random_segment(work: Work, number: int, wanted: int) -> Span:
-    """Return sentences of a random other document, with at least `wanted` tokens if possible."""
+    """Return sentences of a random other document, with at least `wanted` tokens if possible.
+
+    `number` is the position of the current document in the shuffled order. The result is a span of
+    the text's tokens.
+    """
     other = number
     for _ in range(10):  # With few documents, all ten draws may be the document itself.
         other = between(work.stream, 0, len(work.order) - 1)
@@ -220,7 +236,7 @@ def _random_segment(work: Work, number: int, wanted: int) -> Span:
 def _add_example(
     work: Work, segment_a: Span, segment_b: Span, is_random: bool, found: Collected, count: int
 ) -> None:
-    """Write, mask and store one example after the `count` existing examples."""
+    """Build and mask one example, and store it after the `count` existing examples."""
     segment_a, segment_b = _shortened(work, segment_a, segment_b)
     start_of_b = segment_a[1] - segment_a[0] + 2
     num_tokens = start_of_b + segment_b[1] - segment_b[0] + 1
@@ -247,7 +263,11 @@ def _add_example(
 
 @compiled
 def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span]:
-    """Cut both segments to fit, one token at a time from the longer one, or from B if equal."""
+    """Cut segments A and B until both together fit into `work.max_tokens` tokens.
+
+    Each step removes the first or last token of the longer segment, or of B if both are equally
+    long.
+    """
     start_a, end_a = segment_a
     start_b, end_b = segment_b
     for _ in range(end_a - start_a + end_b - start_b - work.max_tokens):
@@ -266,7 +286,7 @@ def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span
 
 @compiled
 def _mask(work: Work, tokens: NDArray[Any], start_of_b: int) -> None:
-    """Mask `tokens` in place, and store their original values in `work.originals`."""
+    """Mask `tokens` in place, and store the original tokens in `work.originals`."""
     num_tokens = len(tokens)
     candidates = work.candidates[: num_tokens - 3]
     for i in range(len(candidates)):
@@ -285,7 +305,7 @@ def _mask(work: Work, tokens: NDArray[Any], start_of_b: int) -> None:
 
 @compiled
 def _with_space(found: Collected, count: int, work: Work) -> Collected:
-    """Return `found` with space for one more example of any size."""
+    """Return `found`, or longer copies of its arrays, with space for one more example."""
     masked = found.masked_lm_offsets[count] + work.max_predictions + 1
     return Collected(
         _grown(found.input_ids, found.offsets[count] + work.max_tokens + 3),
@@ -300,7 +320,10 @@ def _with_space(found: Collected, count: int, work: Work) -> Collected:
 
 @compiled
 def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
-    """Return `values`, or a copy at least twice as long, so that the copying takes linear time."""
+    """Return `values` if it has `needed` elements, or a copy that is at least twice as long.
+
+    Doubling the length makes the total copying time linear.
+    """
     if needed <= len(values):
         return values
     larger = np.empty(max(needed, 2 * len(values)), values.dtype)
@@ -310,7 +333,10 @@ def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
 
 @compiled
 def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, end: int) -> None:
-    """Do `target[at : at + end - start] = source[start:end]`, which takes numba long to compile."""
+    """Copy `source[start:end]` into `target`, from index `at` on.
+
+    A loop is used because numba takes long to compile the assignment of slices.
+    """
     for i in range(end - start):
         target[at + i] = source[start + i]
 
@@ -318,10 +344,11 @@ def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, e
 def make_examples(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings
 ) -> ShardArrays:
-    """Return the shuffled examples of all passes. There must be at least two documents.
+    """Return the examples of all passes over the documents, in random order.
 
-    The peak memory is about twice that of the examples, once unshuffled and once shuffled. Ctrl-C
-    takes effect at the end of a pass.
+    There must be at least two documents. The peak memory is about twice the size of the examples,
+    because they are held once unshuffled and once shuffled. Ctrl-C takes effect at the end of a
+    pass.
     """
     longest = settings.max_seq_length
     work = Work(
@@ -350,14 +377,14 @@ def make_examples(
 
 
 def new_stream(seed: int) -> Stream:
-    """Return the state of `random.Random(seed)` for the compiled code, int64 [1249]."""
+    """Return the state of `random.Random(seed)` in the form of the compiled code, int64 [1249]."""
     *state, used = random.Random(seed).getstate()[1]
     assert used == WORDS  # A new generator generates its output at first use.
     return np.array([*state, *[0] * WORDS, WORDS], dtype=np.int64)
 
 
 def take_examples(examples: ShardArrays, order: NDArray[np.int64]) -> ShardArrays:
-    """Return the examples numbered in `order`, in that order."""
+    """Return the examples whose numbers are in `order`, in that order."""
     masked_offsets = examples.masked_lm_offsets
     with interrupt_deferred():
         tokens, offsets = _gather(examples.input_ids, examples.offsets, order)
@@ -375,16 +402,17 @@ def take_examples(examples: ShardArrays, order: NDArray[np.int64]) -> ShardArray
 
 
 def pick_evenly(examples: ShardArrays, count: int) -> ShardArrays:
-    """Pick `count` of n examples evenly: the numbers int(i * n / count) for i = 0 .. count - 1.
+    """Return `count` of the n examples, evenly spaced.
 
-    There must be at least `count` examples.
+    Their numbers are int(i * n / count) for i = 0 .. count - 1. There must be at least `count`
+    examples.
     """
     total = len(examples.segment_b_start)
     return take_examples(examples, np.array([int(i * total / count) for i in range(count)]))
 
 
 def used_part(found: Collected, count: int) -> ShardArrays:
-    """Return views of the first `count` examples."""
+    """Return the first `count` examples as views of the arrays."""
     num_tokens, num_masked = found.offsets[count], found.masked_lm_offsets[count]
     ends = (num_tokens, count + 1, count, num_masked, num_masked, count + 1, count)
     arrays = zip(found._asdict().items(), ends, strict=True)
@@ -392,7 +420,7 @@ def used_part(found: Collected, count: int) -> ShardArrays:
 
 
 def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
-    """Join the examples of all parts in order. There must be at least one part."""
+    """Concatenate the examples of all parts in order. There must be at least one part."""
     arrays: dict[str, NDArray[Any]] = {}
     for name in ShardArrays.__slots__:
         values = [getattr(part, name) for part in parts]
@@ -406,7 +434,7 @@ def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the end of the body, because it crashes the process in numba's code."""
+    """Delay Ctrl-C until the end of the body, because it would crash numba's compiled code."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python's handlers only run in the main thread.
         return
@@ -424,7 +452,10 @@ def interrupt_deferred() -> Iterator[None]:
 def _gather(
     values: NDArray[Any], offsets: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the spans numbered in `rows` end to end, and their offsets."""
+    """Concatenate the spans of `values` whose numbers are in `rows`.
+
+    `offsets` are the bounds of all spans. Returns the result and the bounds of its spans.
+    """
     new_offsets = np.zeros(len(rows) + 1, np.int64)
     for i in range(len(rows)):
         new_offsets[i + 1] = new_offsets[i] + offsets[rows[i] + 1] - offsets[rows[i]]

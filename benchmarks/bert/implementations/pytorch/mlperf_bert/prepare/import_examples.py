@@ -1,9 +1,9 @@
-"""Imports HDF5 files of published submissions as a prepared set, with one shard per file.
+"""Import HDF5 files of published submissions as a prepared set, with one shard per file.
 
-The files have the layout of MLPerf's and NVIDIA's BERT, with one row per example, padded with
+The files have the layout of MLPerf's and NVIDIA's BERT, in which each row is an example padded with
 zeros. The shapes are [n, S] for input_ids, input_mask and segment_ids, [n, P] for
 masked_lm_positions and masked_lm_ids, and [n] or [n, 1] for next_sentence_labels. Other datasets in
-the files are ignored. All examples are checked. Files are imported in parallel.
+the files are ignored. All examples are checked. The files are imported in parallel.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,9 +51,9 @@ Rows = dict[str, NDArray[Any]]  # name of a dataset -> some of its rows
 
 
 def read_examples(path: Path, vocabulary: Vocabulary, settings: ShardSettings) -> ShardArrays:
-    """Read the examples of all rows of an HDF5 file, in order.
+    """Read all examples of an HDF5 file, in the order of its rows.
 
-    Raises DataError if the file has another layout, or if a row is not an example of this
+    Raises DataError if the file has another layout, or if a row is not a valid example for this
     vocabulary within the limits of `settings`. The error counts rows from 0.
     """
     parts: list[ShardArrays] = []
@@ -71,7 +71,10 @@ def read_examples(path: Path, vocabulary: Vocabulary, settings: ShardSettings) -
 
 
 def _pieces(file: h5py.File) -> Iterator[Rows]:
-    """Yield the rows, some thousands at a time. Raises ValueError if the layout is wrong."""
+    """Yield the rows of a file, up to 4,096 at a time.
+
+    Raises ValueError if the layout is wrong.
+    """
     datasets = {name: file[name] for name in (*_OF_TOKENS, *_OF_MASKS, _NEXT)}
     for name, dataset in datasets.items():
         if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "iu":
@@ -94,7 +97,10 @@ def _pieces(file: h5py.File) -> Iterator[Rows]:
 def _convert(
     path: Path, first: int, rows: Rows, vocabulary: Vocabulary, settings: ShardSettings
 ) -> ShardArrays:
-    """Check and convert consecutive rows. `first` is the number of the first row in the file."""
+    """Check and convert consecutive rows of a file. `first` is the number of the first row.
+
+    Raises DataError for a row that is not a valid example.
+    """
     ids, mask, segments = (rows[name] for name in _OF_TOKENS)  # [n, S]
     positions, labels = (rows[name] for name in _OF_MASKS)  # [n, P]
     next_labels = rows[_NEXT].reshape(-1)
@@ -152,10 +158,11 @@ def import_set(
     workers: int,
     quiet: bool = False,
 ) -> Manifest:
-    """Make or complete the prepared set `out_dir`, and verify it with the fast check.
+    """Make or complete the prepared set `out_dir` from HDF5 files, and check it.
 
-    It works like `prepare_text`, but `settings` and `vocab_path` are the limits and the vocabulary
-    with which the examples were made. Raises ConfigError and DataError.
+    The function works like `prepare_text`, except that `settings` and `vocab_path` are the limits
+    and the vocabulary with which the examples were made. It ends with the fast check of `verify`.
+    Raises ConfigError and DataError.
     """
     if vocab_path.suffix == ".json":
         problem = f"{vocab_path} is not a word-piece vocabulary"
@@ -181,9 +188,10 @@ def import_set(
 def import_shard(job: ShardJob) -> Tally:
     """Make one shard from a file with examples unless it exists, and count its tokens.
 
-    It makes the checks of `verify --full`: the positions of [CLS], [SEP] and masked tokens, that
-    15% of the tokens are masked, that both next-sentence labels occur, and the share of unknown
-    words. Raises DataError if one of them fails, or if the file or the vocabulary is not usable.
+    The function makes the checks of `verify --full`. It checks the positions of [CLS], [SEP] and
+    masked tokens, that 15% of the tokens are masked, that both next-sentence labels occur, and the
+    share of unknown words. Raises DataError if a check fails, or if the file or the vocabulary is
+    not usable.
     """
     path, settings = job.text_path, job.settings
     source_sha256 = file_digest(path, "use a readable file")

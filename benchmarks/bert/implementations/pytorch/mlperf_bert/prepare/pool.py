@@ -1,4 +1,4 @@
-"""Runs jobs in worker processes, or in this process if more would not help."""
+"""Run jobs in worker processes, or in this process if more processes would not help."""
 
 import multiprocessing
 import signal
@@ -26,11 +26,14 @@ def run_with_progress(
     quiet: bool,
     stream: TextIO | None = None,
 ) -> Iterator[tuple[Job, Result]]:
-    """Yield each job with `function(job)`, in the order in which they finish. Keeps no result.
+    """Yield each job with the result of `function(job)`, in the order in which the jobs finish.
 
-    It prints its progress unless `quiet`. `sizes` are the jobs' bytes, and `words` and `stream` are
-    those of `count_bytes`. Ctrl-C only reaches this process, which then ends the workers, so a job
-    can be interrupted at any time. Raises the errors of `function`, and DataError if a worker dies.
+    The function prints its progress unless `quiet` is True. `sizes` are the sizes of the jobs in
+    bytes. `words` and `stream` are those of `count_bytes`. Results are not kept after they are
+    yielded.
+
+    Ctrl-C reaches only this process, which then ends the workers, so a job can be interrupted at
+    any time. Raises the errors of `function`, and DataError if a worker dies.
     """
     advance = count_bytes(len(jobs), sum(sizes), words=words, stream=stream)
     if workers == 1 or len(jobs) <= 1:
@@ -66,10 +69,10 @@ def run_with_progress(
 
 @contextmanager
 def _blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Block signals in this process, and permanently in processes that are started meanwhile.
+    """Block signals in this process during the body, and always in processes that the body starts.
 
-    Otherwise each worker would print a traceback at Ctrl-C. If the terminal was closed (SIGHUP), it
-    would be killed, and this process would report that as an error.
+    Otherwise each worker would print a traceback at Ctrl-C. If the terminal is closed (SIGHUP), the
+    worker would be killed, and this process would report that as an error.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

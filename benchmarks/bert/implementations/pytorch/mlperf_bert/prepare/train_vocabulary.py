@@ -1,9 +1,9 @@
-"""Trains a word-piece vocabulary reproducibly.
+"""Train a word-piece vocabulary reproducibly.
 
-It merges pairs of pieces in words, the most frequent pair first, and pairs with equal counts in
-alphabetical order. The trainer of the `tokenizers` library (0.23) is not used, because it orders
-equal counts by hash. So the same text resulted in another vocabulary in every process, and in other
-examples and accuracies.
+The training merges pairs of neighboring pieces in words. The most frequent pair comes first, and
+equally frequent pairs are merged in alphabetical order. The trainer of the `tokenizers` library
+(0.23) is not used, because it orders equally frequent pairs by hash. With it, the same text gave
+another vocabulary in every process, and therefore other examples and accuracies.
 """
 
 import heapq
@@ -20,18 +20,22 @@ MIN_PAIR_COUNT = 2
 
 
 def train_vocabulary(lines: Iterable[str], vocab_size: int) -> list[str]:
-    """Train exactly `vocab_size` tokens from lines of text; see `vocabulary_of_words`."""
+    """Train a vocabulary of exactly `vocab_size` tokens from lines of text.
+
+    Returns the tokens and raises ConfigError as `vocabulary_of_words` does.
+    """
     return vocabulary_of_words(
         count_words(Counter(raw for line in lines for raw in line.split())), vocab_size
     )
 
 
 def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Return exactly `vocab_size` tokens in file order: special tokens, characters, merged pieces.
+    """Train a vocabulary of exactly `vocab_size` tokens from the counts of words.
 
-    `counts` comes from `count_words`. If the text has too few pieces, `[unused0]`, `[unused1]` and
-    so on fill the vocabulary. Raises ConfigError if there are already more special tokens and
-    characters.
+    Returns the tokens in file order: special tokens, characters, merged pieces. `counts` comes from
+    `count_words`. If the text has too few pieces, `[unused0]`, `[unused1]` and so on fill the
+    vocabulary. Raises ConfigError if the special tokens and characters alone are more than
+    `vocab_size`.
     """
     words = [[word[0], *("##" + char for char in word[1:])] for word in counts]
     alphabet = sorted({piece for pieces in words for piece in pieces})
@@ -48,9 +52,10 @@ def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]
 
 
 def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
-    """Count words, sorted by word, so that the order of lines does not matter.
+    """Count the words in strings of text, and return the counts in alphabetical order.
 
-    `raw_counts` has the counts of the text's strings between white space.
+    The order of the text's lines therefore does not matter. `raw_counts` has the count of each
+    string between white space.
     """
     counts: Counter[str] = Counter()
     for raw, count in raw_counts.items():
@@ -61,9 +66,9 @@ def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class _Pairs:
-    """Counts pairs of neighboring pieces, and finds the most frequent pair.
+    """The counts of neighboring pieces in words, from which the most frequent pair can be taken.
 
-    It knows the words of each pair, and uses a heap with lazy deletion.
+    The object also knows which words contain each pair. It uses a heap with lazy deletion.
     """
 
     def __init__(self, words: list[list[str]], counts: list[int]) -> None:
@@ -77,7 +82,7 @@ class _Pairs:
         heapq.heapify(self._heap)
 
     def pop_best(self) -> Pair | None:
-        """Return the most frequent pair; None if no pair is frequent enough."""
+        """Return the most frequent pair, or None if no pair is frequent enough."""
         while self._heap:
             negative, pair = heapq.heappop(self._heap)
             count = self.counts[pair]
@@ -89,7 +94,7 @@ class _Pairs:
         return None
 
     def add(self, pair: Pair, count: int, word: int) -> None:
-        """Add `count`, which may be negative, to the count of a pair in a word."""
+        """Add `count`, which may be negative, to the count of a pair in word number `word`."""
         self.counts[pair] += count
         if count > 0:
             self.words[pair].add(word)
@@ -97,7 +102,10 @@ class _Pairs:
 
 
 def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
-    """Yield merged pieces, the most frequent first. Replaces the pieces in `words`."""
+    """Merge pairs of pieces in `words` in place, and yield each merged piece.
+
+    The most frequent pair is merged first.
+    """
     pairs = _Pairs(words, counts)
     while (best := pairs.pop_best()) is not None:
         merged = best[0] + best[1].removeprefix("##")
@@ -113,7 +121,7 @@ def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
 
 
 def _merge(pieces: list[str], pair: Pair, merged: str) -> list[str]:
-    """Return the pieces of a word with each occurrence of the pair merged."""
+    """Return the pieces of a word, with each occurrence of `pair` replaced by `merged`."""
     result = []
     i = 0
     while i < len(pieces):

@@ -1,9 +1,10 @@
-"""Checks that a prepared set, or a pair of train/ and eval/, is complete and correct.
+"""Check that a prepared set, or a pair of train/ and eval/, is complete and correct.
 
-The fast check compares manifest, vocabulary, sidecars, sizes and index with each other, as training
-does when it starts. It also hashes the shards of small sets. It continues after a problem, so that
-one report names every wrong file. The full check first does the same. If it finds no problem, it
-reads every shard, and checks its digest, its samples and their entries in the index.
+The fast check compares the manifest, vocabulary, sidecars, file sizes and index with each other, as
+training does when it starts. It also hashes the shards if they are small. The check continues after
+a problem, so that one report names every wrong file. The full check begins with the fast check. If
+that finds no problem, the full check reads every shard, and checks its digest, its samples and
+their entries in the index.
 """
 
 import sys
@@ -55,7 +56,7 @@ PAIR = ("train", "eval")
 
 @dataclass(slots=True)
 class Report:
-    """The result of a check: a few lines about each set, all problems, and a verdict."""
+    """The result of a check: lines about each set, all problems, and a verdict."""
 
     directory: Path
     is_full: bool
@@ -65,14 +66,14 @@ class Report:
     problems: list[DataError] = field(default_factory=list)
 
     def to_text(self) -> str:
-        """Return the lines, the problems, and the verdict as the last line."""
+        """Return the report as text: the lines, the problems and, last, the verdict."""
         lines = [f"{self.directory}, {self._check} check", *self.lines]
         lines += [f"  {problem}" for problem in self.problems]
         return "\n".join(one_line(line) for line in [*lines, self.verdict])
 
     @property
     def verdict(self) -> str:
-        """One line that says if the data is OK."""
+        """A line that says whether the data is OK."""
         if self.problems:
             return f"FAILED: {self._count_in_words()}, listed above"
         return (
@@ -81,7 +82,7 @@ class Report:
         )
 
     def raise_if_wrong(self) -> None:
-        """Raise a DataError that counts the problems and names the first."""
+        """Raise DataError if there are problems. The error counts them and names the first."""
         if self.problems:
             where, problem, remedy = (one_line(text) for text in self.problems[0].args)
             first = f"{where}: {problem}"
@@ -90,7 +91,7 @@ class Report:
             raise DataError(one_line(str(self.directory)), summary, remedy)
 
     def note(self, check: Callable[..., object], *args: object) -> None:
-        """Run a check, and keep the DataError that it may raise."""
+        """Call `check` with `args`, and add a DataError that it raises to the problems."""
         try:
             check(*args)
         except DataError as error:
@@ -106,18 +107,18 @@ class Report:
 
 
 def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) -> Report:
-    """Check `directory`: one prepared set, or the parent of the sets train/ and eval/.
+    """Check a prepared set, or a directory with the two sets train/ and eval/.
 
     Args:
-        directory: the set or the pair.
-        full: read the shards too.
+        directory: the prepared set, or the directory of the two sets.
+        full: whether to read the shards too.
         workers: number of processes that read shards.
-        quiet: show no progress.
+        quiet: whether to print no progress.
 
     Raises:
-        ConfigError: if `workers` is out of range.
-        DataError: if there is no such directory, or if a worker process died. Problems of the files
-            are in the report instead.
+        ConfigError: `workers` is out of range.
+        DataError: there is no such directory, or a worker process died. Problems of the files are
+            in the report instead.
     """
     if not 1 <= workers <= 4096:
         raise ConfigError("workers", f"is {workers}", "set it within 1 .. 4096")
@@ -151,7 +152,7 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
 
 
 class _Set(NamedTuple):
-    """A set that has a manifest, and the valid sidecars by the file names of their shards."""
+    """A prepared set with its manifest, and its valid sidecars by shard file name."""
 
     path: Path
     manifest: Manifest
@@ -159,7 +160,10 @@ class _Set(NamedTuple):
 
 
 def _hash_small(sets: list[_Set], report: Report) -> str:
-    """Compare all shards with their digests if they are small. Returns what was done, in words."""
+    """Check the digests of all shards if the shards are small in total.
+
+    Returns a line that says what was checked. Problems are added to the report.
+    """
     num_bytes = sum(each.shard_bytes for found in sets for each in found.sidecars.values())
     if num_bytes > SMALL_BYTES:
         size = f"{num_bytes / 2**30:.1f} GiB"
@@ -189,7 +193,7 @@ def _summary(set_dir: Path, manifest: Manifest) -> str:
 
 
 def _check_files(set_dir: Path, manifest: Manifest, report: Report) -> dict[str, Sidecar]:
-    """Check everything except the contents of the shards.
+    """Check everything except the contents of the shards, and add problems to the report.
 
     Returns the valid sidecars by the file names of their shards.
     """
@@ -223,7 +227,7 @@ def _check_contents(
     workers: int,
     quiet: bool,
 ) -> None:
-    """Read all shards of a set, and compare the index with them.
+    """Read all shards of a set, compare the index with them, and add problems to the report.
 
     The fast check must have found no problem in the set.
     """
@@ -258,7 +262,7 @@ def _check_contents(
 
 
 def _read_shard(set_dir: Path, manifest: Manifest, entry: ShardEntry) -> Tally | DataError:
-    """Return the counts over a shard's samples, or the error if something is wrong with it."""
+    """Check a shard. Return the counts over its samples, or the error if the shard is wrong."""
     path = set_dir / "shards" / entry.file
     try:
         check_digest(path, entry.sha256, SHARD_REMEDY)
@@ -274,7 +278,7 @@ def _read_shard(set_dir: Path, manifest: Manifest, entry: ShardEntry) -> Tally |
 
 
 def _compare_index(set_dir: Path) -> None:
-    """Raise DataError unless the index is the one that `prepare` would write for these shards."""
+    """Raise DataError unless the index equals the one that `prepare` would write for the shards."""
     index = LengthIndex.open(set_dir)
     manifest = index.manifest
     lengths, masked_counts = read_counts(set_dir, manifest.shards)
@@ -292,7 +296,10 @@ def _compare_index(set_dir: Path) -> None:
 
 
 def check_vocabulary(set_dir: Path, manifest: Manifest) -> None:
-    """Raise DataError unless the vocabulary has the manifest's digest, size and special ids."""
+    """Raise DataError unless the set's vocabulary has the manifest's digest, size and ids.
+
+    The ids are those of the special tokens.
+    """
     path = set_dir / manifest.vocabulary_file
     vocabulary = load_any_vocabulary(path)
     names = [f"{token[1:-1].lower()}_id" for token in SPECIAL_TOKENS]
@@ -305,9 +312,10 @@ def check_vocabulary(set_dir: Path, manifest: Manifest) -> None:
 
 
 def check_shard_files(set_dir: Path, entry: ShardEntry) -> Sidecar:
-    """Check that digests, size and number of samples of a shard fit, and return its sidecar.
+    """Check that the manifest, the sidecar and the size of a shard agree, and return the sidecar.
 
-    The shard itself is not read. Raises DataError if something does not fit.
+    The function does not read the shard. Raises DataError if a digest, a number of samples or the
+    size differs.
     """
     path = set_dir / "shards" / entry.file
     sidecar = read_sidecar(path)

@@ -1,9 +1,9 @@
-"""Makes sequences of whole sentences, without pairs of segments: [CLS] sentences [SEP].
+"""Make sequences of whole sentences instead of pairs of segments: [CLS] sentences [SEP].
 
-A sequence has as many consecutive sentences of one document as fit. A sentence that is too long is
-cut. This is RoBERTa's DOC-SENTENCES, the best of its input formats (arXiv 1907.11692, section 4.2).
-No sequence crosses documents, and short sequences are not padded. Each pass stores new masks of the
-same sequences.
+A sequence has as many consecutive sentences of one document as fit. A sentence that is longer than
+a sequence is cut. This is RoBERTa's DOC-SENTENCES, the best of its input formats (arXiv 1907.11692,
+section 4.2). No sequence crosses documents, and short sequences are not padded. Each pass stores
+the same sequences with new masks.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ SPECIAL_PER_SEQUENCE = 2
 def make_sequences(
     documents: Documents, vocabulary: AnyVocabulary, settings: ShardSettings, source_sha256: str
 ) -> ShardArrays:
-    """Return all sequences of each pass, in the order of the text.
+    """Return the masked sequences of all passes, in the order of the text.
 
     There must be at least one document. The masks depend on the settings' seed and on the text's
-    digest, so that two texts have different masks. The peak memory is twice that of the examples.
-    Ctrl-C takes effect at the end of a pass.
+    digest, so that two texts have different masks. The peak memory is twice the size of the
+    examples. Ctrl-C takes effect at the end of a pass.
     """
     with interrupt_deferred():
         max_tokens = settings.max_seq_length - SPECIAL_PER_SEQUENCE
@@ -90,11 +90,12 @@ def make_sequences(
 def cut(
     sentence_offsets: NDArray[np.int64], document_offsets: NDArray[np.int64], max_tokens: int
 ) -> NDArray[np.int64]:
-    """Cut documents into sequences of at most `max_tokens` tokens, and return their ends.
+    """Cut documents into sequences of at most `max_tokens` tokens, and return where they end.
 
-    The result is int64 [sequences] and ascends. It counts tokens over all documents. The first
-    sequence starts at token 0, and each other sequence at the end of the one before.
-    `sentence_offsets` [N + 1] are indices of tokens, and `document_offsets` [D + 1] of sentences.
+    The result is int64 [sequences], in ascending order, and counts tokens over all documents. The
+    first sequence starts at token 0, and each other sequence where the one before ends.
+    `sentence_offsets` [N + 1] are indices of tokens, and `document_offsets` [D + 1] are indices of
+    sentences.
     """
     most = len(sentence_offsets) + (sentence_offsets[-1] - sentence_offsets[0]) // max_tokens
     ends = np.empty(most, np.int64)
@@ -128,7 +129,10 @@ def _lay_out(
     sep_id: int,
     target: NDArray[Any],
 ) -> None:
-    """Write the sequences [CLS] sentences [SEP] to `target`, end to end."""
+    """Write each sequence as [CLS] sentences [SEP] to `target`, end to end.
+
+    Sequence i begins at token `starts[i]` of the text and at element `offsets[i]` of `target`.
+    """
     for i in range(len(starts)):
         at, end = offsets[i], offsets[i + 1]
         target[at] = cls_id

@@ -1,1 +1,1 @@
-"""Writes the outputs of a run: its directory, metrics, MLPerf log and progress."""
+"""The outputs of a run: its directory, metrics, MLPerf log and progress lines."""

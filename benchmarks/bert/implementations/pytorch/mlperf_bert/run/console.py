@@ -1,4 +1,4 @@
-"""Prints the progress of a run, with the same lines on a terminal and in a file.
+"""Print the progress of a run. The lines on a terminal and in a file are the same.
 
 This file is imported before torch, so that it can print while torch is loaded.
 """
@@ -22,10 +22,10 @@ TICK_S = 1.0
 
 
 class ProgressLines:
-    """Prints lines on the progress of some work, to stderr or stdout.
+    """Prints lines about the progress of a task, to stderr or stdout.
 
-    If the disk is full or the pipe is closed, a line is lost, but the work continues. If `speaks`
-    is false, it prints nothing. This is so on all ranks except one.
+    If the disk is full or the pipe is closed, a line is lost and the task continues. If `speaks` is
+    False, the object prints nothing. Only one rank of a run prints.
     """
 
     def __init__(self, *, stderr: bool = True, speaks: bool = True) -> None:
@@ -41,10 +41,10 @@ class ProgressLines:
         self._over.set()
 
     def never_silent(self, doing: Callable[[], str]) -> Self:
-        """Print `doing()` after each longer silence, until the end of the context.
+        """Print `doing()` whenever nothing was printed for a while, until the context exits.
 
-        A silence is 2 s long on a terminal, because a person waits there, and 15 s elsewhere.
-        `doing` is called in its own thread.
+        The wait is 2 s on a terminal, where a person is watching, and 15 s otherwise. A separate
+        thread calls `doing`, which returns the text to print.
         """
         if self._speaks:
             threading.Thread(target=self._tick, args=(doing,), name="ticks", daemon=True).start()
@@ -56,7 +56,7 @@ class ProgressLines:
         self._print(text)
 
     def is_due(self) -> bool:
-        """Return True every 10 s, for work with too many steps to print each."""
+        """Return True once every 10 s, for tasks with too many steps to print each one."""
         now_s = time.monotonic()
         if not self._speaks or now_s < self._next_s:
             return False
@@ -75,7 +75,7 @@ class ProgressLines:
 
     @property
     def _stream(self) -> TextIO | None:
-        """The stream to print to; None if it was closed when the process started."""
+        """The stream to print to, or None if it was closed when the process started."""
         return sys.stderr if self._stderr else sys.stdout
 
     def _print(self, text: str) -> None:
@@ -93,9 +93,9 @@ def count_bytes(
 ) -> Callable[[int], None]:
     """Return a function that counts finished files and prints the progress.
 
-    Call it with the number of bytes of each finished file. Its lines have the form `prepared 3 of 7
-    texts` with these `words`, then the rate and the remaining time. They go to `stream` (default:
-    stdout).
+    Call the returned function after each file, with the size of the file in bytes. It prints lines
+    like `prepared 3 of 7 texts`, followed by the rate and the remaining time. `words` are the verb
+    and the noun of these lines. They go to `stream`, by default stdout.
     """
     files = num_bytes_done = 0
     start_s, last_line_s = time.monotonic(), float("-inf")
@@ -118,16 +118,17 @@ def count_bytes(
 
 
 def as_clock(seconds: float) -> str:
-    """Format seconds like a clock, for example `1:02:03` for 3,723 seconds."""
+    """Format a duration in seconds as H:MM:SS, for example 3,723 s as `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class Reporter:
-    """Prints lines on rank 0 and copies them to `stdout.log`.
+    """Prints lines on rank 0 and also writes them to the run's `stdout.log`.
 
-    On other ranks `log_path` is None, and nothing is printed. A resumed run appends to the copy
-    (`continued`). `shown` is the printer that was used during start-up, if any.
+    On other ranks `log_path` is None, and the reporter prints nothing. If `continued` is True, the
+    reporter appends to the file of the run that is resumed. `shown` is the printer that was used
+    during start-up, or None.
     """
 
     def __init__(
@@ -155,12 +156,15 @@ class Reporter:
             self._file.close()
 
     def line(self, text: str) -> None:
-        """Print a line and copy it to the file."""
+        """Print a line, and write it to `stdout.log` with the time."""
         self._shown.line(text)
         self._to_file(text)
 
     def progress(self, record: dict[str, Any], accuracy: float | None) -> None:
-        """Print a metrics record as a line; `accuracy` is that of the last evaluation."""
+        """Print a metrics record as a progress line.
+
+        `accuracy` is the accuracy of the last evaluation, or None.
+        """
         if not self._file:
             return
         self._records.append(record)
@@ -177,7 +181,10 @@ class Reporter:
 def progress_line(
     record: dict[str, Any], accuracy: float | None, max_steps: int, remaining: Remaining | None
 ) -> str:
-    """Format one metrics record as a line, with the remaining time if it is known."""
+    """Format a metrics record as a progress line, with the remaining time if it is known.
+
+    `accuracy` is the accuracy of the last evaluation, or None.
+    """
     shown_accuracy = "-" if accuracy is None else f"{accuracy:.4f}"
     parts = (
         f"step {record['step']}/{max_steps}",

@@ -1,7 +1,8 @@
-"""Creates the files of one run. They are never overwritten, and a resumed run continues them.
+"""Create the files of a run. They are never overwritten, and a resumed run continues them.
 
-`<run-dir>/result_<i>.txt` is the MLPerf log, and `<run-dir>/run_<i>/` has all other files. Its
-`environment.json` has versions, machine, ranks and commit, but no secrets and no user's paths.
+`<run-dir>/result_<i>.txt` is the MLPerf log, and `<run-dir>/run_<i>/` has all other files. Its file
+`environment.json` describes the versions, the machine, the ranks and the commit, without secrets or
+the user's paths.
 """
 
 import importlib.metadata
@@ -32,15 +33,15 @@ _OF_AN_ATTEMPT = ("config.toml", "environment.json", "outcome.json")
 
 
 class RunDirectory(RunPaths):
-    """Creates and fills the files of run number `index` below `root`."""
+    """Creates the directory and files of run number `index` below `root`."""
 
     __slots__ = ()
 
     def refuse_links(self) -> None:
-        """Raise ConfigError if a link would send the run's output elsewhere.
+        """Raise ConfigError if a symbolic link would redirect the run's output.
 
-        Names that the run creates or replaces atomically need no check, because that follows no
-        link.
+        The method does not check files that the run replaces atomically, because replacing a file
+        does not follow links.
         """
         grown = (self.run / name for name in ("stdout.log", "metrics.jsonl"))
         folders = (self.run, self.checkpoints, self.run / _ASIDE)
@@ -60,12 +61,12 @@ class RunDirectory(RunPaths):
         vocabulary: Path,
         continues: bool = False,
     ) -> Iterator[None]:
-        """Create the run's directories and first files on rank 0.
+        """Create the run's directories and first files on rank 0, for the body of a `with` block.
 
-        These are `config.toml`, `environment.json` and a copy of `vocabulary`, so that checkpoints
-        can be exported after the directory was moved. If this `continues` an existing run, the old
-        files are kept in `interrupted`. The files of a new run are removed again if this or the
-        body raises a UserError.
+        The first files are `config.toml`, `environment.json` and a copy of `vocabulary`. The copy
+        allows checkpoints to be exported after the directory was moved. If `continues` is True, the
+        run exists, and its old files are moved to the folder `interrupted`. If the creation or the
+        body raises a UserError, the files of a new run are removed again.
 
         Raises ConfigError or DataError if a new run already exists or nothing can be written.
         """
@@ -84,19 +85,19 @@ class RunDirectory(RunPaths):
             raise
 
     def write_outcome(self, info: RankInfo, outcome: RunOutcome) -> None:
-        """Write the outcome on rank 0. Raises DataError on every rank if that fails."""
+        """Write the run's outcome on rank 0. Raises DataError on every rank if that fails."""
         on_rank_zero(info, lambda: write_file(self.outcome, outcome.to_json()))
 
     @property
     def logs(self) -> list[Path]:
-        """The MLPerf logs of this run, first of its last attempt, then of interrupted attempts."""
+        """The MLPerf logs of this run: that of the last attempt, then those of earlier attempts."""
         folder = self.run / _ASIDE
         aside = [folder / name for name in names_in(folder)]
         of_this_run = [path for path in aside if path.match(f"{self.mlperf_log.stem}_*.txt")]
         return [path for path in (self.mlperf_log, *of_this_run) if is_there(path)]
 
     def _make(self, made: list[Path], continues: bool) -> None:
-        """Create the directories, and add the run's directory to `made` once it exists."""
+        """Create the run's directories, and append `self.run` to `made` once it exists."""
         if self.exists and not continues:
             remedy = "use a new directory, or resume the run with --resume auto"
             raise ConfigError("--run-dir", f"{self.root} already has run {self.index}", remedy)
@@ -126,7 +127,7 @@ class RunDirectory(RunPaths):
         return ConfigError("--run-dir", problem, "use a directory that you can write to")
 
     def _put_aside(self) -> None:
-        """Move the files of an interrupted attempt aside, named by the attempt's number."""
+        """Move an interrupted attempt's files to `interrupted`, and number their names."""
         folder = self.run / _ASIDE
         folder.mkdir(exist_ok=True)
         own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))
@@ -144,7 +145,7 @@ class RunDirectory(RunPaths):
 
 
 def environment(info: RankInfo, device: torch.device) -> dict[str, Any]:
-    """The contents of `environment.json`."""
+    """Return the contents of `environment.json`, except the seed."""
     return {
         "schema_version": 1,
         "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -1,8 +1,8 @@
-"""Looks for a mistyped run directory when `--resume auto` is about to start a new run.
+"""Detect a mistyped run directory when `--resume auto` is about to start a new run.
 
 A first start with `--resume auto` and a new directory is normal, because scripts for a job that may
-be requeued always pass it. The start is refused only if a directory next to the new one has almost
-the same name and holds a run that can be resumed.
+be requeued always pass that option. `train` therefore stops with an error only if a directory next
+to the new one has almost the same name and contains a run that can be resumed.
 """
 
 import re
@@ -19,11 +19,11 @@ _RUN = re.compile(r"run_(\d{1,9})")
 
 
 def describe_new_run(root: Path, *, is_requeued: bool) -> str | None:
-    """Return a line that says that a new run starts in `root`; None if `root` has a run.
+    """Return a line that says that a new run starts in `root`, or None if `root` has a run.
 
-    A requeued SLURM job repeats a command that was checked before, so it only gets the line.
-    Raises ConfigError if the name seems mistyped: a directory next to `root` has almost the same
-    name and holds an interrupted run.
+    Raises ConfigError if `root` seems to be mistyped, because a directory next to it has almost the
+    same name and contains an interrupted run. A requeued SLURM job never gets this error, because
+    it repeats a command that was checked before.
     """
     if any(_RUN.fullmatch(name) for name in names_in(root)):
         return None
@@ -36,7 +36,7 @@ def describe_new_run(root: Path, *, is_requeued: bool) -> str | None:
 
 
 def _similar_with_run(root: Path) -> Path | None:
-    """Return a directory next to `root` with almost the same name and an interrupted run."""
+    """Return a directory next to `root` with a similar name and an interrupted run, or None."""
     with suppress(UserError, OSError):  # what cannot be read is no candidate
         for name in names_in(root.absolute().parent):
             other = root.parent / name
@@ -46,11 +46,11 @@ def _similar_with_run(root: Path) -> Path | None:
 
 
 def is_mistyped(typed: str, existing: str) -> bool:
-    """Return True if `typed` is probably a misspelling of `existing`.
+    """Return True if the name `typed` is probably a misspelling of the name `existing`.
 
-    Names that differ by one missing, extra, wrong or swapped letter count, and so do names that
-    differ in case or separators only. Names that differ in digits or in single letters do not,
-    because `seed_1` and `seed_2`, or `try-a` and `try-b`, are different on purpose.
+    Names count as misspelled if they differ by one missing, extra, wrong or swapped letter, or only
+    in case or separators. Names that differ in digits or in a single letter that stands alone do
+    not count, because `seed_1` and `seed_2`, or `try-a` and `try-b`, are different on purpose.
     """
     ours, theirs = (re.sub(r"[\W_]+", "-", name.casefold()) for name in (typed, existing))
     if ours == theirs:
@@ -60,7 +60,7 @@ def is_mistyped(typed: str, existing: str) -> bool:
 
 
 def _is_one_edit(ours: str, theirs: str) -> bool:
-    """Return True if one insertion, deletion, replacement or swap turns one into the other."""
+    """Return True if one inserted, deleted, replaced or swapped letter makes the names equal."""
     ours, theirs = _without_common_start(ours, theirs)
     ours, theirs = _without_common_start(ours[::-1], theirs[::-1])
     is_swap = len(ours) == 2 and ours == theirs[::-1]
@@ -77,7 +77,7 @@ def _without_common_start(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _is_resumable(root: Path) -> bool:
-    """Return True if `root` has a run with a checkpoint that neither ended nor is running."""
+    """Return True if `root` has an unfinished run that has a checkpoint and is not running."""
     for name in names_in(root) if root.is_dir() else ():
         found = _RUN.fullmatch(name)
         if found is None:

@@ -1,4 +1,4 @@
-"""Hints on what a person can type next for a run. This file is imported before torch."""
+"""Hints about which command to type next for a run. This file is imported before torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from mlperf_bert.run.paths import RunPaths
 class Hints:
     """Builds the hints for a run that was started with these options of `train`.
 
-    `is_alone` is true if `train` started the ranks itself. `script_command` is the command that
-    resumes the run, if a script or another command started `train`.
+    `is_alone` is True if `train` started the ranks itself. `script_command` is the command that
+    resumes the run, or None if no script or other command started `train`.
     """
 
     paths: RunPaths
@@ -27,11 +27,11 @@ class Hints:
     script_command: str | None
 
     def at_start(self) -> list[str]:
-        """Return how to watch the run."""
+        """Return hints about how to watch the run."""
         return _tool("watch it from another terminal", "watch", self.paths.run)
 
     def at_end(self, outcome: RunOutcome, *, is_saved: bool) -> list[str]:
-        """Return what to do with the run: each line has a purpose and a command to type."""
+        """Return hints about what to do next. Each has a purpose and a command to type."""
         if outcome.stopped_by is not None and is_saved:
             return [self.to_resume()]
         lines = _tool("see it in a browser", "report", "page", self.paths.run)
@@ -41,7 +41,7 @@ class Hints:
         return lines
 
     def to_resume(self, purpose: str = "resume") -> str:
-        """Return the command that resumes the run from its last checkpoint."""
+        """Return a hint with the command that resumes the run from its last checkpoint."""
         if self.script_command is not None:
             return f"to {purpose}: {self.script_command}"
         words: list[object] = ["train", "--config", self.config, "--data", self.data]
@@ -55,7 +55,7 @@ class Hints:
         return f"to {purpose}{how}: {typed(*words)}"
 
     def before_first_step(self) -> str:
-        """Return how to continue after a stop before the first step."""
+        """Return a hint about how to continue a run that stopped before its first step."""
         try:
             has_checkpoint = self.paths.has_checkpoint
         except UserError:
@@ -64,5 +64,5 @@ class Hints:
 
 
 def _tool(purpose: str, *words: object) -> list[str]:
-    """Return a hint that names a command of the tools, if they are installed."""
+    """Return a list of one hint for a command of the tools, or [] if they are not installed."""
     return [f"to {purpose}: {typed(*words)}"] if find_spec("bert_tools") else []

@@ -1,4 +1,4 @@
-"""A lock for a run's directory. The kernel releases it when its owner exits."""
+"""Lock a run's directory. The kernel releases the lock when the owning process exits."""
 
 import errno
 import fcntl
@@ -19,15 +19,15 @@ _MOST_BYTES = 500  # of an owner's description
 
 
 class RunLock:
-    """A context that prevents a second start of a run in `root`.
+    """A context manager that prevents a second start of a run in `root`.
 
-    The file `.<name>.lock` in `root` names the owner, and is removed with the lock. A killed owner
-    leaves the file but not the lock. The lock is a POSIX lock instead of flock, because children do
-    not inherit it and network file systems support it. A process must not have two locks on the
-    same run.
+    The file `.<name>.lock` in `root` names the owner, and is removed when the lock is released. A
+    killed owner leaves the file but not the lock. The lock is a POSIX lock instead of flock,
+    because children do not inherit it and network file systems support it. A process must not have
+    two locks on the same run.
 
-    `root` is the run directory. It is created, and removed again if it stays empty. On the other
-    ranks `root` is None, and this does nothing.
+    `root` is the run directory. The lock creates it, and removes it again if it stays empty. On
+    ranks other than rank 0, `root` is None and the context manager does nothing.
     """
 
     def __init__(self, root: Path | None, name: str) -> None:
@@ -64,9 +64,10 @@ class RunLock:
                 self._root.rmdir()
 
     def check(self) -> None:
-        """Raise ConfigError if the run has another owner or the directory is not writable.
+        """Raise ConfigError if another process owns the run or the directory is not writable.
 
-        The error waits for this call, so that all ranks can raise it together.
+        The context manager delays the error until this call, so that all ranks can raise it
+        together.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -93,7 +94,7 @@ class RunLock:
         os.pwrite(self._file, owner.encode(), 0)
 
     def _locked(self, root: Path, path: Path) -> int | None:
-        """Open and lock the file; None if its owner has just removed it."""
+        """Open and lock the file. Return its descriptor, or None if its owner just removed it."""
         # Only its owner may open it, because otherwise readers could lock it.
         file = not_through_a_link(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
         try:
@@ -119,7 +120,7 @@ class RunLock:
 
 
 def is_locked(root: Path, name: str) -> bool:
-    """Return True if another process owns this run in `root`, or if that cannot be determined."""
+    """Return True if another process owns the run `name` in `root`, or if that is unknown."""
     try:
         file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR)
     except FileNotFoundError:
@@ -136,5 +137,5 @@ def is_locked(root: Path, name: str) -> bool:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Return True if the open file is the one at `path`."""
+    """Return True if the descriptor `file` refers to the file at `path`."""
     return os.path.samestat(os.fstat(file), os.lstat(path))

@@ -1,8 +1,8 @@
-"""Counts what the training loop does, and writes one record per interval to `metrics.jsonl`.
+"""Count what the training loop does, and write a record per metrics interval to `metrics.jsonl`.
 
-Counters stay on the device. At the end of each interval there is one small all-reduce and one read
-on the host. The file has one JSON object per line. A resumed run removes the records after its
-checkpoint and continues the file.
+The counters stay on the device. At the end of each interval, one small all-reduce averages them,
+and the host reads the result. The file has one JSON object per line. A resumed run removes the
+records after its checkpoint and continues the file.
 """
 
 import json
@@ -38,7 +38,7 @@ MOST_STEPS = 64  # Only the newest steps of an interval are compared.
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results of a step as 0-d tensors on the device."""
+    """The results of a training step, as 0-d tensors on the device."""
 
     loss: Tensor  # of this rank; the mean over ranks is the loss of the update
     clip: ClipOutcome
@@ -47,17 +47,17 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The slowest rank, and the ratio of its step time to that of the median rank."""
+    """The slowest rank and its step time divided by the median rank's, or None if not measured."""
 
     rank: int | None = None
     over_median: float | None = None
 
 
 class Metrics:
-    """Collects steps, and builds a record for `metrics.jsonl` at the end of an interval.
+    """Counts the steps of a metrics interval, and builds the interval's record.
 
-    Rates and `step_ms` exclude evaluations. `loss` is the mean over the interval's steps without
-    the skipped ones, or over all steps if all were skipped. `clipped_fraction` is the mean over
+    Rates and `step_ms` exclude evaluations. `loss` is the mean over the steps of the interval that
+    were not skipped, or over all steps if all were skipped. `clipped_fraction` is the mean over
     steps and ranks (see `ClipOutcome`).
     """
 
@@ -68,9 +68,10 @@ class Metrics:
         self.start()
 
     def start(self, skipped_in_a_row: int = 0) -> None:
-        """Reset all counts and start counting now.
+        """Reset all counters and start counting now.
 
-        A resumed run passes the number of steps that its checkpoint had just skipped in a row.
+        `skipped_in_a_row` is the number of steps that were skipped in a row right before the
+        checkpoint from which a run resumes.
         """
         self._last_step = 0
         self._samples_since_evaluation = 0
@@ -90,19 +91,19 @@ class Metrics:
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
 
     def exclude(self, seconds: float) -> None:
-        """Exclude time that was spent on something else, such as an evaluation, from all rates."""
+        """Exclude `seconds` spent on other work, such as an evaluation, from all rates."""
         self._started += seconds
         self._evaluated += seconds
 
     def throughput_since_evaluation(self) -> float:
-        """Return the training samples per second since the last call."""
+        """Return the training throughput since the previous call, in samples/s."""
         now = time.perf_counter()
         throughput = self._samples_since_evaluation / (now - self._evaluated)
         self._samples_since_evaluation, self._evaluated = 0, now
         return throughput
 
     def add(self, batch: StepBatch, result: StepResult) -> None:
-        """Count a finished step. Nothing is read from the device."""
+        """Count a finished step, without reading from the device."""
         self._plans.append(batch.plan)
         self._last_step = batch.plan.step
         self._data_wait_ms += batch.data_wait_ms
@@ -126,23 +127,23 @@ class Metrics:
 
     @property
     def interval_is_full(self) -> bool:
-        """True if the last step is a multiple of `run.log_interval_steps`."""
+        """True if the last step ends a metrics interval of `run.log_interval_steps` steps."""
         return self._last_step % self._config.run.log_interval_steps == 0
 
     def skipped_in_a_row(self) -> int:
-        """Return how many of the latest steps in a row were skipped; the host waits for it.
+        """Return how many steps in a row were skipped up to now, equal on every rank.
 
-        It is 0 after a step that updated the weights. It is the same on every rank.
+        The number is 0 after a step that updated the weights. The call waits for the device.
         """
         return int(self._skipped_until_now.item())  # host sync, once per interval or checkpoint
 
     def record(
         self, samples: int, mlm_accuracy: float | None, slowest: Slowest | None = None
     ) -> dict[str, Any]:
-        """End an interval of at least one step and return its record.
+        """End the metrics interval, which has at least one step, and return its record.
 
-        The keys are explained in docs/reference/glossary.md. Every rank must call it at the same
-        step, because the loss is averaged over ranks.
+        Collective: every rank must call this method at the same step, because it averages the loss
+        over ranks. docs/reference/glossary.md explains the keys.
         """
         means = self._mean_over_ranks().tolist()  # host sync, once per interval
         loss, loss_of_updates, clipped, skipped = means
@@ -191,7 +192,7 @@ class Metrics:
 
 
 def _balance(plans: list[StepPlan]) -> dict[str, float]:
-    """Return how evenly an interval's steps load the ranks, as `plan balance` measures it."""
+    """Return how evenly an interval's steps load the ranks, by the measures of `plan balance`."""
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
     return {
         "imbalance_tokens": float(imbalance.mean()),
@@ -200,7 +201,7 @@ def _balance(plans: list[StepPlan]) -> dict[str, float]:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the peak memory so far in bytes: allocated on the GPU, or resident on the CPU."""
+    """Return the peak memory in bytes: allocated on the GPU, or resident on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # On Linux, ru_maxrss starts at the memory of the parent process, so it is only the fallback.
@@ -213,21 +214,21 @@ def memory_bytes(device: torch.device) -> int:
 
 
 class SlowestRank:
-    """Finds the slowest rank from each rank's own time of a step.
+    """Finds the slowest rank by comparing the time that each rank works in a step.
 
-    In data-parallel training all ranks have the same step time, because the fast ones wait for the
-    slow ones. Each rank therefore measures what it does before it waits for other ranks: the wait
-    for its own data, and the time from the start of a step to its last gradient. It does not wait
-    for the device. Nothing is measured with one rank, or if a graph replays the steps, because then
-    no hook runs.
+    In data-parallel training all ranks have the same step time, because fast ranks wait for slow
+    ones. Each rank therefore measures the time that it works before it waits for other ranks. This
+    is the wait for its own data, plus the time from the start of a step to its last gradient. The
+    measurement does not wait for the device. Nothing is measured if there is only one rank, or if a
+    graph replays the steps, because a replay runs no hooks.
     """
 
     def __init__(
         self, info: RankInfo, embeddings: nn.Module, device: torch.device, *, replays: bool
     ) -> None:
-        """Register hooks on `embeddings`, which get the last gradient of a backward pass.
+        """Register hooks on the parameters of `embeddings`, whose gradients are computed last.
 
-        Create it before the first step.
+        Create the object before the first step.
         """
         self._info, self._device = info, device
         self._is_on = info.world_size > 1 and not replays
@@ -240,15 +241,16 @@ class SlowestRank:
                 )
 
     def step_begins(self, batch: StepBatch) -> None:
-        """Mark the start of a step. Call it right before the step that computes `batch`."""
+        """Record the start of a step. Call this right before the step that computes `batch`."""
         if self._is_on:
             self._waits_s.append(batch.data_wait_ms / 1e3)
             self._steps.append([_mark(self._device)] * 2)
 
     def compare(self) -> Slowest:
-        """Compare the ranks with one small all-reduce, and start a new interval.
+        """Compare the step times of the ranks, and start a new interval.
 
-        Every rank must call it at the same step, when its host waits for the device anyway.
+        Collective: every rank must call this method at the same step, because it uses one small
+        all-reduce. Call it when the host waits for the device anyway.
         """
         if not self._is_on:
             return Slowest()
@@ -274,7 +276,7 @@ class SlowestRank:
 
 
 def _mark(device: torch.device) -> float | torch.cuda.Event:
-    """Return the current time: the host's clock in seconds, or an event on the current stream."""
+    """Return the current time: the host's clock in seconds, or an event on the CUDA stream."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -283,7 +285,7 @@ def _mark(device: torch.device) -> float | torch.cuda.Event:
 
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    """Return the seconds between two marks that the device has reached."""
+    """Return the seconds between two times of `_mark`, which the device must have reached."""
     if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return float(begin.elapsed_time(end)) / 1e3
     assert isinstance(begin, float) and isinstance(end, float)  # Both marks are of one device.
@@ -291,11 +293,11 @@ def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> 
 
 
 class MetricsFile:
-    """Appends records to the file. On ranks other than 0 there is no path, and nothing is written.
+    """Appends records to `metrics.jsonl` on rank 0. On other ranks `path` is None.
 
-    `after_step` is the step after which a resumed run continues, or None to start a new file. Later
-    records are removed, because the run writes them again. Lines without a step are removed too.
-    Raises ConfigError or DataError if the file cannot be read or written.
+    `after_step` is the step of the checkpoint from which a run resumes, or None for a new file.
+    Records of later steps are removed, because the run writes them again. Lines without a step are
+    removed too. Raises ConfigError or DataError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None, after_step: int | None = None) -> None:
@@ -308,7 +310,7 @@ class MetricsFile:
             self._file = LineFile(path, _warn, continued=after_step is not None)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record."""
+        """Append one record as a line of JSON."""
         if self._file:
             # JSON has no NaN, so a loss that is not finite becomes null.
             finite = {
@@ -324,9 +326,10 @@ class MetricsFile:
 
 
 def _until(path: Path, last_step: int) -> Iterator[bytes]:
-    """Yield the records up to a step, and warn about other lines that are dropped.
+    """Yield the lines of the records up to `last_step`, and warn about damaged lines.
 
-    An incomplete last line causes no warning, because a killed run leaves one.
+    The function drops damaged lines. An incomplete last line causes no warning, because a killed
+    run leaves one.
     """
     dropped, later = list[int](), list[int]()
     for number, line in enumerate(_lines(path), 1):
@@ -347,7 +350,7 @@ def _until(path: Path, last_step: int) -> Iterator[bytes]:
 
 
 def _step_of(line: bytes) -> int | None:
-    """Return the step of a record; None for any other line."""
+    """Return the step of a record's line, or None if the line is not a record."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -356,7 +359,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of the file, or none if the file does not exist."""
+    """Yield the lines of the file `path`, or nothing if the file does not exist."""
     try:
         with BufferedReader(open_regular_file(path)) as file:
             yield from file

@@ -1,8 +1,9 @@
-"""Writes a run's MLPerf log. No other file writes MLPerf records.
+"""Write a run's MLPerf log. No other module writes MLPerf records.
 
 MLCommons' checkers accept these records under rulesets 2.0.0 to 5.0.0 in both divisions. In the
-closed division of 2.0.0 and 2.1.0, they do so only for the 24 layers of BERT-large. `samples` is
-always the number of sequences trained so far, which MLPerf's BERT rules call `epoch_num`.
+closed division, rulesets 2.0.0 and 2.1.0 accept them only if the model has the 24 layers of
+BERT-large. `samples` is always the number of sequences trained so far, which MLPerf's BERT rules
+call `epoch_num`.
 """
 
 import logging
@@ -38,12 +39,13 @@ _CALLER_DEPTH = 3
 
 
 class MlperfLog:
-    """One MLPerf log file, which rank 0 writes.
+    """The MLPerf log file of a run, which rank 0 writes.
 
-    Call the methods in the order of their definition, and `eval_*` and `tracked_stats` as often as
-    needed. Each record is written to the file when its method returns, and names the calling line.
+    Call the methods in the order of their definition. `eval_*` and `tracked_stats` may be called
+    repeatedly. When a method returns, its records are in the file. Each record names the line of
+    code that called the method.
 
-    `path` is a new file in an existing directory. On the other ranks it is None, and all methods do
+    `path` is a new file in an existing directory. On other ranks it is None, and all methods do
     nothing, because the seed of a run may be logged only once. Raises ConfigError if the file
     exists or cannot be written, or if mlperf_logging is not installed.
     """
@@ -69,12 +71,15 @@ class MlperfLog:
             self._logger = MLLogger(logger, root_dir=root)
 
     def init_start(self, *, cache_cleared: bool) -> None:
-        """Record the start of the untimed initialization, and if the page cache was dropped."""
+        """Record whether the page cache was cleared, and that untimed initialization starts."""
         self._record("event", "cache_clear", cache_cleared)
         self._record("start", "init_start")
 
     def submission(self, config: RunConfig) -> None:
-        """Record submitter, system and division. The division limits the time to `init_stop`."""
+        """Record the submitter, the system and the division of the submission.
+
+        The division limits the time until `init_stop`.
+        """
         self._record("event", "submission_benchmark", "bert")
         self._record("event", "submission_division", config.mlperf.division)
         self._record("event", "submission_org", _free_text("submission_org", config))
@@ -96,10 +101,11 @@ class MlperfLog:
         resumed_from: Mapping[str, int] | None,
         initial_weights: Literal["checkpoint", "random"],
     ) -> None:
-        """Record what only `mlperf_bert package` reads. Other checkers ignore unknown keys.
+        """Record the facts that only `mlperf_bert package` reads. Other checkers ignore them.
 
-        `resumed_from` has step and samples of the checkpoint from which the run resumes, if any.
-        `initial_weights` says if the first weights came from a checkpoint or were random.
+        `resumed_from` has the step and the samples of the checkpoint from which the run resumes, or
+        is None. `initial_weights` says whether the run's first weights came from a checkpoint or
+        were randomly initialized.
         """
         self._record("event", "quality_target", config.eval.target_accuracy)
         self._record("event", "rules_enforced", config.mlperf.enforce_rules)
@@ -109,7 +115,7 @@ class MlperfLog:
         self._record("event", "number_of_ranks", number_of_ranks)
 
     def weights_initialization(self, tensor_names: Iterable[str]) -> None:
-        """Record the name of each initialized tensor in the reference model.
+        """Record each initialized tensor by its name in the reference model.
 
         In the closed division, rulesets 1.1.0 to 2.1.0 require the 398 tensors of BERT-large.
         """
@@ -117,11 +123,11 @@ class MlperfLog:
             self._record("event", "weights_initialization", tensor=name)
 
     def init_stop(self) -> None:
-        """Record the end of initialization, before any training or evaluation sample is read."""
+        """Record the end of initialization. Call this before any sample is read."""
         self._record("end", "init_stop")
 
     def run_start(self) -> None:
-        """Record the start of the clock, and of the only epoch and the only block of the run."""
+        """Record the start of the run's clock and of its only epoch and block."""
         self._record("start", "run_start")
         self._record("start", "epoch_start", epoch_num=1)
         self._record("start", "block_start", first_epoch_num=1, epoch_count=1)
@@ -139,17 +145,18 @@ class MlperfLog:
         self._record("end", "eval_stop", epoch_num=samples, samples_count=samples)
 
     def tracked_stats(self, samples: int, throughput: float) -> None:
-        """Record the throughput in sequences per second since the last such record."""
+        """Record the throughput in sequences per second since the previous such record."""
         stats = {"throughput": throughput}
         self._record("event", "tracked_stats", stats, epoch_num=samples, samples_count=samples)
 
     def run_stop(
         self, samples: int, eval_samples: int, status: Literal["success", "aborted"]
     ) -> None:
-        """Record the end of the clock.
+        """Record the end of the run's clock.
 
-        `status` is `success` if the target was reached, otherwise `aborted`. `samples` counts the
-        sequences trained in the whole run, and `eval_samples` those of the evaluation set.
+        `status` is `success` if the run reached its target, and otherwise `aborted`. `samples` is
+        the number of sequences trained in the whole run, and `eval_samples` the number of sequences
+        in the evaluation set.
         """
         self._record("end", "block_stop", first_epoch_num=1, epoch_count=1)
         self._record("end", "epoch_stop", epoch_num=1)
@@ -180,7 +187,10 @@ class MlperfLog:
 
 
 def _say_if_set(wall_s: float, monotonic_s: float) -> None:
-    """Warn if the clock was set since it showed `wall_s`, which makes the log's times wrong."""
+    """Warn if someone set the system clock since it showed `wall_s`.
+
+    The times in the log are wrong after such a change.
+    """
     passed = time.monotonic() - monotonic_s
     jump = time.time() - wall_s - passed
     if abs(jump) > max(LEAST_JUMP_S, LEAST_JUMP_SHARE * passed):
@@ -193,10 +203,11 @@ def _say_if_set(wall_s: float, monotonic_s: float) -> None:
 
 
 def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
-    """Return the hyper-parameters by their MLPerf keys in the rules for BERT.
+    """Return the hyperparameters under the MLPerf keys that the BERT rules name.
 
-    The keys say "lamb" for every optimizer, because the BERT rules have no others, but `opt_name`
-    names the actual one. Epsilon has two keys, because rulesets name it differently.
+    The keys contain "lamb" for every optimizer, because the BERT rules have no other keys.
+    `opt_name` names the actual optimizer. Epsilon has two keys, because rulesets name it
+    differently.
     """
     optim, schedule = config.optim, config.schedule
     return {
@@ -221,12 +232,15 @@ def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
 
 
 class _NewFileHandler(logging.FileHandler):
-    """Appends lines to a file that it created, and raises errors that logging would only print."""
+    """A logging handler that writes to a new file and raises errors that logging would print."""
 
     _error: OSError | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a whole line or nothing, and nothing after a failed line. Raises OSError."""
+        """Write a record as a whole line, or write nothing. Raises OSError.
+
+        After one failure, the handler writes no further lines.
+        """
         if self._error is not None:  # mllog catches the first error and tries to log it.
             raise self._error
         assert self.stream is not None

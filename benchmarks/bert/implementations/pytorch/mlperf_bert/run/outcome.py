@@ -1,4 +1,4 @@
-"""Reads and writes `run_<i>/outcome.json`, the outcome of a run that was not killed."""
+"""Write and read `run_<i>/outcome.json`, which a run writes unless it is killed."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ Status = Literal["success", "aborted"]
 class RunOutcome:
     """The outcome of a run.
 
-    Its status is `success` if the run reached its target or, without a target, its last step.
-    `steps` and `samples` count the whole run, and `seconds` is its training time over all attempts.
-    `mlm_accuracy`, 0 .. 1, is from the last evaluation, if any. `stopped_by` is the signal that
-    ended the run early, if any.
+    `status` is `success` if the run reached its target or, without a target, its last step. `steps`
+    and `samples` count the whole run. `seconds` is the training time over all attempts.
+    `mlm_accuracy` (0 .. 1) is from the last evaluation, or None. `stopped_by` is the signal that
+    ended the run early, or None.
     """
 
     status: Status
@@ -32,7 +32,7 @@ class RunOutcome:
     def in_words(self, target: float | None, context_free: float | None) -> str:
         """Describe the outcome in one line.
 
-        `context_free` is the accuracy of the context-free baseline.
+        `context_free` is the accuracy of the context-free baseline (0 .. 1).
         """
         reached = self.mlm_accuracy
         how_far = f"{self.samples:,} samples, {self.steps:,} steps"
@@ -50,12 +50,12 @@ class RunOutcome:
         return f"target NOT reached after {how_far}, {seconds}{known} of {target:g}{more}"
 
     def to_json(self) -> bytes:
-        """Return the file's contents."""
+        """Return the contents of `outcome.json`."""
         return write_json({"schema_version": OUTCOME_SCHEMA_VERSION, **asdict(self)})
 
 
 def read_outcome(path: Path) -> RunOutcome:
-    """Read an outcome. Raises DataError if it is missing, damaged or of another version."""
+    """Read an outcome. Raises DataError if the file is missing, damaged or of another version."""
     values = read_json(path, missing="is missing", remedy=REMEDY)
     with reading(path, REMEDY):
         check_version(values, OUTCOME_SCHEMA_VERSION, key="schema_version")

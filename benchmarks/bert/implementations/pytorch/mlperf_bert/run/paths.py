@@ -1,4 +1,4 @@
-"""The paths of one run. This file is imported before torch."""
+"""The paths of the files of a run. This file is imported before torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,19 +8,19 @@ from mlperf_bert.files import is_there, names_in
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Paths of run number `index` below `root`."""
+    """The paths of the files of run number `index` below `root`."""
 
     root: Path
     index: int
 
     @property
     def mlperf_log(self) -> Path:
-        """The MLPerf log."""
+        """Path of the run's MLPerf log."""
         return self.root / f"result_{self.index}.txt"
 
     @property
     def run(self) -> Path:
-        """Directory of this run's own files."""
+        """Directory of this run's own files, `run_<index>`."""
         return self.root / f"run_{self.index}"
 
     @property
@@ -30,15 +30,15 @@ class RunPaths:
 
     @property
     def outcome(self) -> Path:
-        """The outcome, which is written when the run ends."""
+        """Path of the outcome, a file that is written when the run ends."""
         return self.run / "outcome.json"
 
     @property
     def exists(self) -> bool:
-        """True if a run of this number was started here. Raises UnreadableError."""
+        """True if a run with this index was started in `root`. Raises UnreadableError."""
         return is_there(self.mlperf_log) or is_there(self.run)
 
     @property
     def has_checkpoint(self) -> bool:
-        """True if the run has written a checkpoint. Raises UnreadableError."""
+        """True if the run has at least one saved checkpoint. Raises UnreadableError."""
         return any(name.startswith("step_") for name in names_in(self.checkpoints))

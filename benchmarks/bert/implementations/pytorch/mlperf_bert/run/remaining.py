@@ -1,4 +1,4 @@
-"""Estimates how long a run still needs, for the console's progress lines and for `watch`."""
+"""Estimate the remaining time of a run, for its progress lines and for the command `watch`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,10 @@ EVALUATIONS = 3  # newest ones that count for the estimate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remaining:
-    """The time that a run still needs, in seconds and without evaluations.
+    """The remaining time of a run in seconds, without its evaluations.
 
-    `limit_s` is the time to the last step. `target_s` is an estimate of the time to the target
-    accuracy, or None if there is no estimate yet.
+    `limit_s` is the time until the last step. `target_s` is an estimate of the time until the
+    target accuracy is reached, or None if there is no estimate yet.
     """
 
     limit_s: float
@@ -25,7 +25,10 @@ class Remaining:
     has_target: bool
 
     def in_words(self, as_words: Callable[[float], str]) -> str:
-        """Describe both times. A run without a target ends at its last step, so it has no limit."""
+        """Describe the time to the target and the time to the last step.
+
+        A run without a target always ends at its last step, so only that time is described.
+        """
         limit = as_words(self.limit_s)
         if not self.has_target:
             return f"{limit} to the last step"
@@ -35,7 +38,7 @@ class Remaining:
 
 
 def samples_per_s(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the median rate of the newest records in samples/s; None if no record has one."""
+    """Return the median of the newest records' rates in samples/s, or None without a rate."""
     found = [each["samples_per_s"] for each in records[-NEWEST:] if each.get("samples_per_s")]
     return median(found) if found else None
 
@@ -45,11 +48,13 @@ def estimate_remaining(
     records: Sequence[Mapping[str, Any]],
     evaluations: Sequence[tuple[float, float]],
 ) -> Remaining | None:
-    """Estimate the remaining time of a run from its metrics records; None if there is no rate.
+    """Estimate the remaining time of a run from its metrics records, or return None.
+
+    The estimate needs the rate of a record.
 
     Args:
         config: the run's config.
-        records: the newest records, at least the last one.
+        records: the newest metrics records, at least the last one.
         evaluations: (samples, accuracy) of the newest evaluations, in ascending order.
     """
     rate = samples_per_s(records)
@@ -68,13 +73,14 @@ def estimate_remaining(
 def samples_to_target(
     config: RunConfig, samples: float, evaluations: Sequence[tuple[float, float]]
 ) -> float | None:
-    """Estimate the samples from now until the evaluation that reaches the target accuracy.
+    """Estimate how many samples remain until the evaluation that reaches the target accuracy.
 
-    A straight line is drawn through the last evaluation and each of the two before it, and the
-    less steep line counts, because accuracy rises more and more slowly. In 20 recorded runs of
+    The function draws straight lines through the last evaluation and each of the two before it. It
+    uses the less steep line, because accuracy rises more and more slowly. In 20 recorded runs of
     `cpu_tiny`, 133 of 135 such estimates were between half and twice the true number.
 
-    Returns None if there is no target, fewer than two evaluations, or no rise between them.
+    Returns None if there is no target, if there are fewer than two evaluations, or if a line does
+    not rise.
     """
     target = config.eval.target
     *before, (latest, accuracy) = evaluations[-EVALUATIONS:] or [(0.0, 0.0)]
