@@ -1,4 +1,4 @@
-"""Derive the seeds of all random streams of a run from the run's seed."""
+"""Derive the seeds of a run's random-number generators from the seed of the run."""
 
 import hashlib
 
@@ -6,9 +6,10 @@ SEED_BITS = 31  # published logs use such seeds, and every compliance checker ac
 
 
 def derive_seed(seed: int, purpose: str, index: int = 0) -> int:
-    """Derive a 63-bit seed for one purpose (such as `weights` or `sampler`) and one index (a rank).
+    """Derive a 63-bit seed for one purpose, such as `weights` or `sampler`, and one index.
 
-    Streams of different purposes or ranks are independent. Adding one does not change the others.
+    `index` is usually a rank. Generators with different purposes or indices are independent. Adding
+    one of them does not change the others.
     """
     digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

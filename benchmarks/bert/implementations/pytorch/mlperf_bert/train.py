@@ -1,6 +1,7 @@
-"""Train a model: untimed setup, timed training loop, and end of the run, in this order.
+"""Train a model in three phases: untimed setup, timed training loop, and end of the run.
 
-The caller, `cli/train.py`, reads the config, connects the ranks and decides where the run starts.
+The caller, `cli/train.py`, reads the config, connects the ranks and decides whether the run starts
+from a checkpoint.
 """
 
 import time
@@ -86,22 +87,24 @@ def train(  # noqa: C901 (the steps of one run, in their order)
     shown: ProgressLines | None = None,
     hints: Hints | None = None,
 ) -> RunOutcome:
-    """Train until the target accuracy or `run.max_steps`, and return the same outcome on all ranks.
+    """Train until the target accuracy or `run.max_steps` is reached, and return the run's outcome.
 
-    A run without a target succeeds when its last step is done. The process group must already
-    exist. Raises UserError if config, data, checkpoint and machine do not match.
+    The outcome is the same on all ranks. A run without a target succeeds when its last step is
+    done. The process group must already exist. Raises UserError if config, data, checkpoint and
+    machine do not match each other.
 
     Args:
         config: config of the run.
-        info: this rank.
+        info: number of this rank among all ranks and among those of its node.
         device: device of this rank.
-        directory: where logs, metrics and checkpoints are written.
+        directory: directory for the run's logs, metrics and checkpoints.
         data_dir: directory with the prepared sets train/ and eval/.
         seed: seed of the run, the same on every rank.
-        start: where the run starts: a new run, or a checkpoint.
-        process: this rank's process among trainers and reader processes, if there are readers.
-        cache_cleared: whether the page cache was dropped before the run, for the log.
-        whereabouts: is updated with what this rank is doing.
+        start: a new run, or the checkpoint that the run resumes from.
+        process: this rank's process among trainers and reader processes, or None if there are no
+            reader processes.
+        cache_cleared: whether the page cache was dropped before the run. It is written to the log.
+        whereabouts: object that `train` updates with what this rank is doing.
         shown: the console that already shows the progress of the start.
         hints: commands that the user can type next.
     """
@@ -348,7 +351,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
 
 
 def _check_world_size(config: RunConfig, info: RankInfo) -> None:
-    """Raise ConfigError if the number of started ranks differs from the config."""
+    """Raise ConfigError if the number of started ranks differs from the number in the config."""
     parallel = config.parallel
     if parallel.world_size != info.world_size:
         raise ConfigError(
@@ -367,7 +370,7 @@ def _begin_log(
     start: Start,
     cache_cleared: bool,
 ) -> MlperfLog:
-    """Open the MLPerf log, and write all records that come before training."""
+    """Open the MLPerf log, and write all records that precede training."""
     init_checkpoint = config.run.init_checkpoint
     if start.checkpoint is not None and info.rank == 0:  # the log states what the run started with
         init_checkpoint = read_config(start.checkpoint).run.init_checkpoint
@@ -395,7 +398,7 @@ def _describe_run(
     directory: RunDirectory,
     model: nn.Module,
 ) -> str:
-    """Describe the run in one line for the console."""
+    """Describe the run in one line that is shown on the console."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     ranks = f"{info.world_size} rank{'s' if info.world_size > 1 else ''}"
     return (
@@ -408,7 +411,7 @@ def _describe_run(
 def _hint_on_failure(
     reporter: Reporter, directory: RunDirectory, hints: Hints | None
 ) -> Iterator[None]:
-    """If the body fails and there is a checkpoint, print how to resume."""
+    """If the with block fails and a checkpoint exists, print how to resume the run."""
     try:
         yield
     except Exception:
@@ -418,7 +421,7 @@ def _hint_on_failure(
 
 
 def _wait_for_ranks(info: RankInfo, device: torch.device) -> None:
-    """Wait until all ranks have called this and their devices have finished all queued work."""
+    """Wait until all ranks have called this function and their devices have no queued work left."""
     finish_queued_work(device)
     if info.world_size > 1:
         dist.barrier()
@@ -427,10 +430,11 @@ def _wait_for_ranks(info: RankInfo, device: torch.device) -> None:
 def _wait_for_contents(
     contents: ContentsCheck, info: RankInfo, data_dir: Path, saving: Saving
 ) -> None:
-    """Wait for the check of the shards' bytes before the first result of the run.
+    """Wait for the check of the shards' bytes, before the run reports its first result.
 
-    Raises DataError on every rank if one found a wrong shard, or if the nodes' copies differ. The
-    wait does not count as training in the metrics, but MLPerf's clock keeps running.
+    Raises DataError on every rank if one of them found a wrong shard, or if the nodes' copies of
+    the data differ. The metrics do not count the wait as training time, but MLPerf's clock keeps
+    running.
     """
     if contents.was_asked:
         return

@@ -1,1 +1,1 @@
-"""Formats of prepared data, and sampling and loading of unpadded batches."""
+"""Read prepared data, sample from it, and load batches of real tokens without padding."""

@@ -1,11 +1,12 @@
-"""Plan each step: which samples every micro-batch gets, and the denominators of its loss.
+"""Plan which samples each micro-batch of a step gets, and compute its loss denominators.
 
-A balance policy is a pure function without communication. It turns the lengths of a global batch in
-the order drawn, [R ranks, A accumulation steps, b sequences per micro-batch], into an `Assignment`.
-The exchange policies of the published runs (data/exchange.py) do communicate, but the samples that
-they deliver are exactly those that the functions here compute. (docs/reference/glossary.md explains
-"balance policy".) Every rank computes the whole plan of a step from the length index, so that all
-ranks know all denominators and the imbalance without a collective.
+A balance policy is a pure function without communication. Its input is the lengths of a global
+batch in the order in which the sampler drew them, [R ranks, A accumulation steps, b sequences per
+micro-batch]. Its output is an `Assignment`. The exchange policies of the published runs
+(data/exchange.py) do communicate, but they deliver exactly the samples that the functions of this
+module assign. (docs/reference/glossary.md explains "balance policy".) Every rank computes the whole
+plan of a step from the length index, so each rank knows all denominators and the imbalance without
+a collective operation.
 """
 
 import heapq
@@ -28,11 +29,11 @@ RESOLUTION = 2048  # larger costs are scaled down to at most this many integer s
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The samples of the global batch that each micro-batch gets.
+    """Which samples of a global batch each micro-batch gets.
 
-    `indices` contains each index 0 .. n - 1 into the global batch once. Those of rank 0's first
-    micro-batch come first, then those of its second, and so on. `counts` is the number of samples
-    of each micro-batch.
+    `indices` contains each index 0 .. n - 1 into the global batch exactly once. The indices for
+    rank 0's first micro-batch come first, followed by those for rank 0's second micro-batch, and so
+    on. `counts` contains the number of samples of each micro-batch.
     """
 
     indices: Int64Array  # [n]
@@ -41,14 +42,18 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """A balance policy with its options. Call it to assign the samples of one step."""
+    """A balance policy and its options. Call the object to assign the samples of one step."""
 
     policy: BalancePolicy = "none"
     ranks_per_node: int = 1
     counts: CountsPerRank = "equal"
 
     def __call__(self, cost: Float64Array) -> Assignment:
-        """Assign a global batch, given the tokens per sample in the order drawn, [R, A, b]."""
+        """Assign the samples of a global batch to its micro-batches.
+
+        `cost` is the number of tokens per sample, float64 [R ranks, A micro-batches, b samples], in
+        the order in which the sampler drew them.
+        """
         ranks, micro_batches, size = cost.shape
         if self.policy == "none":
             return Assignment(np.arange(cost.size), np.full((ranks, micro_batches), size))
@@ -68,12 +73,12 @@ AS_DRAWN = Balance()
 
 
 def assign_serpentine(cost: Float64Array, num_ranks: int) -> Int64Array:
-    """Assign the samples of each group to its ranks in serpentine order.
+    """Assign the samples of each group of ranks to the ranks in serpentine order.
 
-    Samples are sorted by descending cost and assigned one row at a time. Every second row is
-    reversed, so that the rank with the costliest sample of one row gets the cheapest of the next
-    (arXiv 2402.02447). `cost` is [groups, ranks * rows]. Returns each rank's sample indices within
-    its group, int64 [groups, ranks, rows].
+    Samples are sorted by descending cost and assigned in rows of one sample per rank. Every second
+    row is reversed, so that the rank with the costliest sample of one row gets the cheapest sample
+    of the next row (arXiv 2402.02447). `cost` is [groups, ranks * rows]. Returns each rank's sample
+    indices within its group, int64 [groups, ranks, rows].
     """
     table = np.argsort(-cost, axis=1, kind="stable").reshape(len(cost), -1, num_ranks)
     table[:, 1::2] = table[:, 1::2, ::-1]
@@ -83,7 +88,7 @@ def assign_serpentine(cost: Float64Array, num_ranks: int) -> Int64Array:
 def _assign_within_groups(cost: Float64Array, group_size: int) -> Assignment:
     """Assign each micro-batch of a group of consecutive ranks to these ranks in serpentine order.
 
-    The result equals what the ranks of each group get if they exchange their samples.
+    The result equals the assignment that the ranks of each group reach by exchanging samples.
     """
     ranks, micro_batches, size = cost.shape
     in_order = np.arange(cost.size).reshape(ranks // group_size, group_size, micro_batches, size)
@@ -96,11 +101,12 @@ def _assign_within_groups(cost: Float64Array, group_size: int) -> Assignment:
 
 
 def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, Int64Array]:
-    """Assign equally many samples to each slot by the longest-processing-time-first rule.
+    """Assign the same number of samples to each slot (micro-batch), costliest samples first.
 
-    Samples are sorted by descending cost and assigned one row of `num_slots` at a time. Within a
-    row, the costliest sample goes to the slot with the smallest load so far. Returns the sample
-    indices by descending cost, and the slot of each.
+    This is the longest-processing-time-first rule with an equal number of samples per slot. Samples
+    are sorted by descending cost and assigned in rows of `num_slots` samples. Within a row, the
+    costliest sample goes to the slot with the smallest load so far. Returns the sample indices
+    sorted by descending cost, and the slot of each of these samples.
     """
     order = np.argsort(-cost, kind="stable")
     slot = np.empty_like(order)
@@ -116,11 +122,11 @@ def _least_loaded_rows(cost: Float64Array, num_slots: int) -> tuple[Int64Array, 
 def _even_out_ranks(
     cost: Float64Array, slot: Int64Array, ranks: int, micro_batches: int
 ) -> Int64Array:
-    """Renumber the slots so that the totals of all ranks are nearly equal, too.
+    """Renumber the slots (micro-batches) so that the total cost is nearly the same on all ranks.
 
     A rank's total over its micro-batches matters because ranks wait for each other once per update,
-    not once per micro-batch. Each rank's largest micro-batch comes first, so that micro-batches
-    with the same number have similar sizes.
+    not once per micro-batch. The largest micro-batch of each rank comes first, so that
+    micro-batches with the same number have similar sizes on all ranks.
     """
     if micro_batches == 1:
         return slot
@@ -132,17 +138,18 @@ def _even_out_ranks(
 
 
 def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, Int64Array]:
-    """Assign samples to slots so that the largest load is as small as possible.
+    """Assign samples to slots (micro-batches), and keep the largest load as small as possible.
 
-    Slots may get different numbers of samples, but at least one each. The function searches for the
-    smallest capacity at which all samples fit (MULTIFIT: Coffman, Garey, Johnson, SIAM J. Comput.
-    7, 1978). It fills a slot exactly if one or two samples can do so (similar to minimum bin slack:
-    Gupta, Ho, Production Planning & Control 10, 1999). With 1024 slots, 3 samples per slot on
-    average and the published lengths, the largest load is 1.004 times the mean. Best-fit decreasing
-    reaches 1.007. All decisions use integers, so that every machine gets the same result.
+    The load of a slot is the total cost of its samples. Slots may get different numbers of samples,
+    but each slot gets at least one. The function searches for the smallest capacity at which all
+    samples fit (MULTIFIT: Coffman, Garey, Johnson, SIAM J. Comput. 7, 1978). If one or two samples
+    fill a slot exactly, the function chooses them (similar to minimum bin slack: Gupta, Ho,
+    Production Planning & Control 10, 1999). On the published lengths, with 1024 slots and 3 samples
+    per slot on average, the largest load is 1.004 times the mean load. Best-fit decreasing reaches
+    1.007. All comparisons use integers, so that every machine computes the same result.
 
-    `cost` is [n], positive whole numbers, with n >= `num_slots`. Returns the sample indices by
-    descending cost, int64 [n], and the slot of each, int64 [n].
+    `cost` contains n positive whole numbers, with n >= `num_slots`. Returns the sample indices
+    sorted by descending cost, int64 [n], and the slot of each of these samples, int64 [n].
     """
     order = np.argsort(-cost, kind="stable")
     rows = _even_rows(_in_steps(cost)[order].tolist(), num_slots)
@@ -156,7 +163,8 @@ def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, I
 def _in_steps(cost: NDArray[np.float64]) -> Int64Array:
     """Convert costs to integers.
 
-    If the largest is above RESOLUTION, costs are scaled to RESOLUTION steps and rounded up.
+    If the largest cost is above RESOLUTION, all costs are scaled so that the largest becomes
+    RESOLUTION, and rounded up.
     """
     largest = cost.max()
     if largest > RESOLUTION:
@@ -165,7 +173,7 @@ def _in_steps(cost: NDArray[np.float64]) -> Int64Array:
 
 
 def _even_rows(steps: list[int], num_rows: int) -> list[list[int]]:
-    """Divide costs, sorted in descending order, into `num_rows` non-empty rows."""
+    """Divide costs, sorted in descending order, into `num_rows` non-empty rows of similar load."""
     best = _largest_to_least_loaded(steps, num_rows)
     high = max(map(sum, best))
     low = max(steps[0], -(-sum(steps) // num_rows))
@@ -196,8 +204,9 @@ def _largest_to_least_loaded(steps: list[int], num_rows: int) -> list[list[int]]
 def _fill_rows(steps: list[int], capacity: int, num_rows: int) -> list[list[int]] | None:
     """Fill rows up to a load of `capacity`, or return None if `num_rows` rows are not enough.
 
-    Each row starts with the largest remaining cost. After that it gets one cost that fills it
-    exactly, or two that do, or otherwise the largest cost that fits, until nothing fits.
+    Each row starts with the largest remaining cost. Further costs are added until none fits. Each
+    time, the function prefers one cost or a pair of costs that fills the row exactly, and otherwise
+    adds the largest cost that fits.
     """
     top = steps[0]
     count = np.bincount(steps).tolist()
@@ -231,7 +240,7 @@ def _fill_rows(steps: list[int], capacity: int, num_rows: int) -> list[list[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """The plan of one step for all ranks."""
+    """The plan of one step: the samples and loss denominators of every micro-batch of all ranks."""
 
     step: int
     sample_ids: Int64Array  # [n]: rank 0's first micro-batch, then its second, and so on
@@ -250,12 +259,18 @@ class StepPlan:
         return self.sample_ids[self._slice_of(rank, micro_batch)]
 
     def sizes_of(self, rank: int, micro_batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens and the stored masked positions per sample of one micro-batch."""
+        """Return the lengths and the numbers of stored masked positions of a micro-batch's samples.
+
+        Lengths are in tokens.
+        """
         part = self._slice_of(rank, micro_batch)
         return tuple(self.lengths[part].tolist()), tuple(self.stored_masked[part].tolist())
 
     def micro_batches_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
-        """Yield each micro-batch's sample ids, and its denominators as arguments of a batch."""
+        """Yield the sample ids and the loss denominators of each micro-batch of a rank.
+
+        The denominators are keyword arguments for the functions that make a batch.
+        """
         for micro_batch in range(self.counts.shape[1]):
             yield (
                 self.ids_of(rank, micro_batch),
@@ -266,20 +281,21 @@ class StepPlan:
             )
 
     def _slice_of(self, rank: int, micro_batch: int) -> slice:
-        """Return the slice of one micro-batch in the arrays of all n samples."""
+        """Return the slice of one micro-batch in the arrays of all n samples of the step."""
         number = rank * self.counts.shape[1] + micro_batch
         stop = int(self.counts.ravel()[: number + 1].sum())
         return slice(stop - int(self.counts[rank, micro_batch]), stop)
 
 
 class StepPlanner:
-    """Turns a sampler's global batches into step plans.
+    """Turns the global batches of a sampler into step plans.
 
-    A rank's loss is its summed cross-entropy divided by a denominator, and DDP averages the losses
-    of all ranks. With `global` normalization the denominator is the count of the whole update
-    divided by the world size. The average is then the exact mean over the update, however samples
-    are assigned. With `per_rank` normalization, which the published runs use, it is the
-    micro-batch's own count times the accumulation steps.
+    The loss of a rank is its summed cross-entropy divided by a denominator. DistributedDataParallel
+    (DDP) then averages the losses of all ranks. With `global` normalization, the denominator is the
+    count of masked positions or sentence pairs in the whole update, divided by the world size. The
+    average is then the exact mean over the update, no matter how samples are assigned to ranks.
+    With `per_rank` normalization, which the published runs use, the denominator is the
+    micro-batch's own count times the number of accumulation steps.
     """
 
     def __init__(
@@ -294,17 +310,20 @@ class StepPlanner:
         balance: Callable[[Float64Array], Assignment] = AS_DRAWN,
         stored_masked: MaskedCounts | None = None,
     ) -> None:
-        """Plan over the arrays of the length index, which are [N] and may be memory maps.
+        """Make plans from the arrays of the length index, which are [N] and may be memory maps.
 
         Args:
             sampler: draws the global batches.
             lengths: tokens per sample.
-            masked_counts: masked positions per sample to train on.
+            masked_counts: number of masked positions per sample to train on.
             world_size: number of ranks.
             grad_accum_steps: micro-batches per rank and step.
-            loss_normalization: how denominators are computed, as described in the class.
-            balance: assigns a global batch, given the tokens per sample [R, A, b] (`Balance`).
-            stored_masked: stored masked positions per sample, if they differ from `masked_counts`.
+            loss_normalization: how loss denominators are computed. The class docstring describes
+                both ways.
+            balance: assigns the samples of a global batch to micro-batches. Its argument is the
+                tokens per sample, float64 [R, A, b]. See `Balance`.
+            stored_masked: number of masked positions per sample that `prepare` stored, if it
+                differs from `masked_counts`.
         """
         self.sampler = sampler
         self._lengths = lengths
@@ -315,7 +334,7 @@ class StepPlanner:
         self._balance = balance
 
     def plan(self, step: int) -> StepPlan:
-        """Return the plan of a step. Steps count from 1."""
+        """Return the plan of step number `step`. Steps count from 1."""
         drawn = self.sampler.global_batch(step)
         drawn_lengths = self._lengths[drawn]
         assignment = self._balance(drawn_lengths.astype(np.float64).reshape(self._shape))
@@ -347,7 +366,10 @@ class StepPlanner:
 
 
 def _sums(values: NDArray[Any], counts: Int64Array) -> Float64Array:
-    """Sum `values` over each micro-batch, none of which is empty. Returns float64 [R, A]."""
+    """Return the sum of `values` over the samples of each micro-batch, float64 [R, A].
+
+    No micro-batch may be empty.
+    """
     flat = counts.ravel()
     starts = np.cumsum(flat) - flat
     sums: Float64Array = np.add.reduceat(values.astype(np.float64), starts).reshape(counts.shape)
@@ -360,7 +382,7 @@ def _imbalance(cost: NDArray[Any]) -> float:
 
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
-    """Make the step planner of a run."""
+    """Make the step planner of a run from its config, its length index and its seed."""
     masked_counts: MaskedCounts | CountsByLength = index.masked_counts
     longest, data = index.manifest.max_seq_length, config.data
     if data.masking == "dynamic":
@@ -382,9 +404,9 @@ def planner_of_lengths(
     length_histogram: Sequence[int],
     stored_masked: MaskedCounts | None = None,
 ) -> StepPlanner:
-    """Make a step planner from the arrays of an index.
+    """Make a step planner from the arrays of a length index.
 
-    All arrays are [N], except `length_histogram`, whose element k is the number of samples with k
+    All arrays are [N], except `length_histogram`. Its element k is the number of samples with k
     tokens.
     """
     data, parallel = config.data, config.parallel
@@ -408,7 +430,7 @@ def planner_of_lengths(
 
 
 def balance_of(config: RunConfig) -> Balance:
-    """Return the balance policy of a config."""
+    """Return the balance policy that a config names, with its options."""
     return Balance(
         policy=config.data.balance,
         ranks_per_node=config.parallel.ranks_per_node,

@@ -1,11 +1,11 @@
-"""Batches for the model: sequences with real tokens only, or padded to a capacity.
+"""Make batches for the model, either with real tokens only or padded to a capacity.
 
-Padding gives every step the same shapes. The padding tokens form dummy sequences after the real
-ones, so that attention covers every row and no real token attends to a dummy. Unused masked
-positions and sentence pairs have the label IGNORED. Padding adds exactly zero to the loss, the
-gradients and the accuracy.
+Padding gives the batches of all steps the same shapes. The padding tokens form dummy sequences
+after the real ones, so that attention covers every token and no real token attends to a padding
+token. Unused masked positions and sentence pairs have the label IGNORED. Padding therefore adds
+exactly zero to the loss, the gradients and the accuracy.
 
-Shape letters: B sequences (in a padded batch, the slots for real sequences), T tokens in total, P
+Shape letters: B sequences (in a padded batch, B slots for real sequences), T tokens in total, P
 masked positions in total.
 """
 
@@ -28,11 +28,11 @@ PADDING_WORD = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpaddedBatch:
-    """B sequences laid end to end.
+    """A batch of B sequences, concatenated without padding between them.
 
     The loss of the batch is the sum of two cross-entropies, each divided by its denominator from
-    the step plan (`data/balance.py`). Averaged over ranks and summed over accumulation steps, it is
-    the mean over the whole update.
+    the step plan (`data/balance.py`). With `global` normalization, this loss, averaged over ranks
+    and summed over accumulation steps, is the mean over the whole update.
     """
 
     input_ids: Tensor  # int64 [T]
@@ -51,11 +51,11 @@ class UnpaddedBatch:
 
     @property
     def max_seqlen(self) -> int:
-        """Number of tokens of the longest sequence."""
+        """Length of the longest sequence, in tokens."""
         return max(self.lengths)
 
     def to(self, device: torch.device) -> Self:
-        """Copy the batch to another device. Copies from pinned memory do not block the host."""
+        """Copy the batch to another device. A copy from pinned memory does not block the host."""
         if device == self.input_ids.device:
             return self
         return self.map_blocks(lambda block: block.to(device, non_blocking=True))
@@ -63,14 +63,14 @@ class UnpaddedBatch:
     def pin_memory(self) -> Self:
         """Copy the batch to page-locked host memory.
 
-        The batch may be deleted as soon as a copy to the device is queued, because torch reuses
-        page-locked memory only after every copy queued from it has finished.
+        The caller may delete the returned batch as soon as its copy to the device is queued. torch
+        reuses page-locked memory only after every copy that was queued from it has finished.
         """
         return self.map_blocks(Tensor.pin_memory)
 
     @property
     def block(self) -> Tensor:
-        """The whole memory block of a batch made by `empty_batch`, uint8 [bytes]."""
+        """The memory block of all tensors of a batch made by `empty_batch`, uint8 [bytes]."""
         storage = self.input_ids.untyped_storage()
         memory = torch.empty(0, dtype=torch.uint8, device=self.input_ids.device).set_(storage)
         start = self.input_ids.storage_offset() * self.input_ids.element_size()
@@ -78,10 +78,11 @@ class UnpaddedBatch:
         return memory[start : (last.storage_offset() + 1) * last.element_size()]
 
     def map_blocks(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the batch with each memory block under its tensors replaced by `change(block)`.
+        """Return the batch with each underlying memory block replaced by `change(block)`.
 
-        `change` gets a block as uint8 [bytes] and must return one with the same contents. A batch
-        made by `empty_batch` has a single block, so that it needs one copy instead of ten.
+        `change` gets a block as uint8 [bytes] and must return a block with the same contents. All
+        tensors of a batch made by `empty_batch` share one block. Copying such a batch therefore
+        takes one copy instead of ten.
         """
         changed: dict[int, Tensor] = {}
         tensors: dict[str, Any] = {}
@@ -111,8 +112,8 @@ def empty_batch(
     Args:
         lengths: tokens per sequence, B numbers.
         masked_counts: masked positions per sequence, B numbers with the sum P.
-        num_pairs: number of sequences, from the first one on, that have a next-sentence label. None
-            means all.
+        num_pairs: number of sequences with a next-sentence label. These are the first ones of the
+            batch. None means all sequences.
         device: device of the block. None means the host.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
@@ -145,7 +146,11 @@ def empty_batch(
 def make_batch(
     samples: Samples, sample_ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
 ) -> UnpaddedBatch:
-    """Make a batch on the host from samples of any integer type with ids int64 [n], in order."""
+    """Make a batch in host memory from samples of any integer type, in the given order.
+
+    `sample_ids` are int64 [n]. The denominators are those of the masked-LM and the next-sentence
+    loss.
+    """
     batch = empty_batch(tuple(samples.lengths.tolist()), tuple(samples.masked_counts.tolist()))
     starts = np.zeros(len(samples.lengths) + 1, dtype=np.int64)
     np.cumsum(samples.lengths, out=starts[1:])
@@ -166,11 +171,11 @@ def make_batch(
 
 
 def pad(batch: UnpaddedBatch, shape: StaticShape) -> UnpaddedBatch:
-    """Pad a host batch to a shape that it fits into, in one new memory block.
+    """Pad a batch in host memory to a shape that it fits into, in one new memory block.
 
-    Sequences and masked positions keep their order, with unused positions between the real ones. An
-    unused masked position points at the last token of its sequence. No sequence gets more than
-    `shape.max_masked` positions.
+    Sequences and masked positions keep their order. Unused masked positions are inserted between
+    the real ones, and each of them points at the last token of its sequence. No sequence gets more
+    than `shape.max_masked` positions.
     """
     lengths = _padded_lengths(batch.lengths, shape)
     real_counts = _fill_up(np.array(batch.masked_counts), len(lengths))
@@ -203,7 +208,10 @@ def pad(batch: UnpaddedBatch, shape: StaticShape) -> UnpaddedBatch:
 
 
 def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBatch:
-    """Allocate an uninitialized batch of a shape in one memory block, by default on the host."""
+    """Allocate an uninitialized batch of a padded shape in one memory block.
+
+    If `device` is None, the block is in host memory.
+    """
     slots = shape.sequences + shape.dummies
     lengths, masked = ((total, *(0,) * (slots - 1)) for total in (shape.tokens, shape.masked))
     batch = empty_batch(lengths, masked, num_pairs=shape.sequences, device=device)
@@ -211,7 +219,11 @@ def blank(shape: StaticShape, device: torch.device | None = None) -> UnpaddedBat
 
 
 def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
-    """Return real lengths, nearly equal dummy lengths and then zeros, int64 [B + dummies]."""
+    """Return the lengths of all B + `dummies` slots of a padded batch, int64.
+
+    The real lengths come first. They are followed by dummy lengths that are nearly equal, and by
+    zeros for unused slots.
+    """
     padding = shape.tokens - sum(lengths)
     most = shape.sequences - len(lengths) + shape.dummies
     # Dummies are as short as the slots and the kernels' tiles allow, because the cost of attention
@@ -227,7 +239,10 @@ def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
 
 
 def _unused_masked(real_counts: IntArray, lengths: IntArray, shape: StaticShape) -> IntArray:
-    """Return how many unused masked positions each sequence gets, filling the last of B first."""
+    """Return the number of unused masked positions of each sequence of a padded batch.
+
+    The positions are given to the last of the B sequences first.
+    """
     free = np.where(lengths > 0, shape.max_masked - real_counts, 0)
     free[shape.sequences :] = 0
     if empty := int((lengths[: shape.sequences] == 0).sum()):

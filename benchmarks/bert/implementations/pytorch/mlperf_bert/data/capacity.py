@@ -1,8 +1,9 @@
-"""Capacities of tokens, sequences and masked positions for every micro-batch of a run.
+"""Compute capacities for the tokens, sequences and masked positions of a run's micro-batches.
 
-A captured step is replayed with the shapes of its capture, so its batches are padded to a capacity.
-Capacities are computed from step plans before the run. A plan needs only the length index, so no
-sample is read.
+A captured step (one that is recorded as a graph) is replayed with the shapes of its capture. Its
+batches are therefore padded to a capacity, which is an upper limit for their sizes. Capacities are
+computed from step plans before the run. A plan needs only the length index, so computing capacities
+reads no samples.
 """
 
 import math
@@ -24,7 +25,7 @@ WASTE = 0.01  # fraction of padding tokens above which another capacity is added
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPlan:
-    """Upper limits for the sizes of one micro-batch."""
+    """Upper limits for the tokens, sequences and masked positions of one micro-batch."""
 
     tokens: int
     sequences: int
@@ -34,9 +35,9 @@ class CapacityPlan:
     def of_sizes(cls, sizes: Int64Array, num_steps: int) -> Self:
         """Compute the capacity for a run of `num_steps` steps.
 
-        `sizes` are the sizes of the steps' micro-batches, int64 [3, steps, R * A]
-        (`micro_batch_sizes`). If they cover all steps of the run, every step fits. Otherwise the
-        capacity is a statistical bound from these steps, and a later step may not fit.
+        `sizes` are the results of `micro_batch_sizes` for some steps, int64 [3, steps, R * A]. If
+        they cover all steps of the run, every step fits into the capacity. Otherwise the capacity
+        is a statistical bound from these steps, and a later step may not fit.
         """
         exact = sizes.shape[1] >= num_steps
         tokens, sequences, masked = (
@@ -49,8 +50,8 @@ class CapacityPlan:
 class StaticShape:
     """All sizes of a micro-batch that is padded to a capacity (`data/batch.py`).
 
-    The slots for real `sequences` are followed by those for `dummies`, which hold the padding
-    tokens. Both numbers are constant, and slots that are not needed have empty sequences.
+    The `sequences` slots for real sequences are followed by `dummies` slots for padding tokens.
+    Both numbers are constant. Unused slots have empty sequences.
     """
 
     tokens: int
@@ -61,7 +62,7 @@ class StaticShape:
 
     @classmethod
     def of(cls, capacity: CapacityPlan, *, max_seqlen: int, max_masked: int) -> Self:
-        """Make the shape of a capacity, but no larger than its sequences can fill.
+        """Make the shape of a capacity, limited to the tokens that its sequences can hold.
 
         The number of tokens is rounded up to a multiple of TOKEN_MULTIPLE.
         """
@@ -76,39 +77,50 @@ class StaticShape:
 
     @property
     def dummies(self) -> int:
-        """Number of dummy slots, enough for sequences of `max_seqlen` tokens to fill all tokens."""
+        """Number of dummy slots: as few as can hold all tokens of the shape.
+
+        Each slot can hold `max_seqlen` tokens.
+        """
         return -(-self.tokens // self.max_seqlen)
 
     def least_padding(self, sequences: Int64Array) -> Int64Array:
         """Return how many padding tokens micro-batches with these numbers of sequences need.
 
-        Each of these tokens is a dummy in a slot for real sequences. They are needed because no
-        sequence has more than 1 + `max_masked` rows in the last layer (`last_rows`). These rows are
-        its first token, its used and unused masked positions and, in the last non-empty sequence,
-        the first tokens of the empty slots. The result has the shape of `sequences`.
+        The last layer computes only some tokens (`last_rows`): the first token of each slot, and
+        the used and unused masked positions. It assigns each of them to a non-empty sequence, which
+        can have at most 1 + `max_masked`. The last non-empty sequence also gets the first tokens of
+        the empty slots. If there are too few non-empty sequences, some empty slots for real
+        sequences must get one padding token each. The result has the shape of `sequences`.
         """
         rows = self.masked + self.sequences
         filled = max(-(-rows // (1 + self.max_masked)), self.sequences - self.max_masked)
         return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
 
     def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """Return whether all micro-batches fit. The arrays of their sizes have the same shape."""
+        """Return whether all micro-batches fit into this shape.
+
+        The three arrays have the same shape and one element per micro-batch.
+        """
         fits = (sequences <= self.sequences) & (masked <= self.masked)
         return bool((fits & (tokens + self.least_padding(sequences) <= self.tokens)).all())
 
 
 def micro_batch_sizes(plan: StepPlan) -> Int64Array:
-    """Return tokens, sequences and masked positions per micro-batch of a step, int64 [3, R * A]."""
+    """Return the sizes of all micro-batches of a step, int64 [3, R * A].
+
+    The three rows are the numbers of tokens, sequences and masked positions.
+    """
     return np.stack([plan.num_tokens, plan.counts, plan.num_masked]).reshape(3, -1)
 
 
 def _bound(maxima: Int64Array, num_steps: int) -> int:
     """Estimate a bound that the maximum over `num_steps` steps exceeds in about 1% of runs.
 
-    The function fits a Pearson type III distribution to the maxima of some steps. With increasing
-    skewness its tail changes from a normal to an exponential one. The bound is the quantile
-    1 - RISK / num_steps, computed by Wilson and Hilferty's formula (PNAS 17, 1931). To be safe, the
-    fitted skewness is raised by two standard errors.
+    `maxima` contains the maximum of each planned step. The function fits a Pearson type III
+    distribution to these maxima. As the skewness grows, the tail of this distribution changes from
+    normal to exponential. The bound is the quantile 1 - RISK / num_steps, computed by Wilson and
+    Hilferty's formula (PNAS 17, 1931). The fitted skewness is raised by two standard errors to
+    allow for its estimation error.
     """
     count, deviation = len(maxima), float(maxima.std())
     if not deviation:
@@ -126,7 +138,7 @@ def plan_shapes(
     """Compute the shapes for all micro-batches of a run of `num_steps` steps, smallest first.
 
     Args:
-        planner: plans the first steps of the run.
+        planner: makes the step plans of the run.
         num_steps: steps of the run.
         max_seqlen: largest number of tokens of a sequence.
         max_masked: largest number of masked positions of a sequence.
@@ -139,7 +151,10 @@ def plan_shapes(
 def shapes_of_sizes(
     sizes: Int64Array, num_steps: int, *, max_seqlen: int, max_masked: int
 ) -> tuple[StaticShape, ...]:
-    """Compute shapes from the sizes of some steps' micro-batches, int64 [3, steps, R * A]."""
+    """Compute the shapes of a run from the sizes of some steps' micro-batches, smallest first.
+
+    `sizes` are the results of `micro_batch_sizes` for these steps, int64 [3, steps, R * A].
+    """
     largest = CapacityPlan.of_sizes(sizes, num_steps)
     # If counts differ, some slots have no sequence. Together these need a few padding tokens.
     largest_shape = StaticShape.of(largest, max_seqlen=max_seqlen, max_masked=max_masked)
@@ -157,19 +172,20 @@ def shapes_of_sizes(
 
 
 def shape_of(plan: StepPlan, shapes: tuple[StaticShape, ...]) -> StaticShape | None:
-    """Return the smallest of `shapes` (ascending) that fits all micro-batches of a step, or None.
+    """Return the smallest of `shapes` that fits all micro-batches of a step, or None if none does.
 
-    The micro-batches of all ranks count, because NCCL requires all ranks to replay graphs that were
-    captured together.
+    `shapes` are in ascending order. The function checks the micro-batches of all ranks, because
+    NCCL requires all ranks to replay graphs that were captured together.
     """
     return _first_that_holds(micro_batch_sizes(plan), shapes)
 
 
 def captured_waste(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> float:
-    """Return the padding tokens per real token of a captured run.
+    """Return the number of padding tokens per real token in a captured run.
 
-    `sizes` are those of the steps' micro-batches, int64 [3, steps, R * A]. A step that fits into no
-    shape runs without padding and takes as long as its largest micro-batch.
+    `sizes` are the results of `micro_batch_sizes` for some steps, int64 [3, steps, R * A]. A step
+    that fits into no shape runs without padding. The function counts it as if all its micro-batches
+    were as large as its largest one.
     """
     padded = [
         shape.tokens if (shape := _first_that_holds(step, shapes)) else step[0].max()
@@ -189,9 +205,10 @@ def _first_that_holds(sizes: Int64Array, shapes: tuple[StaticShape, ...]) -> Sta
 def _fewest_capacities(
     largest: CapacityPlan, tokens: Int64Array, masked: Int64Array
 ) -> tuple[CapacityPlan, ...]:
-    """Choose the fewest capacities that bring the padding below WASTE, up to LADDER_CAPACITIES.
+    """Choose the smallest number of capacities that keeps the padding below WASTE.
 
-    `tokens` and `masked` are the sizes of each step's largest micro-batches.
+    `tokens` and `masked` contain the sizes of the largest micro-batches of each step. The function
+    returns at most LADDER_CAPACITIES capacities, even if the padding stays above WASTE.
     """
     for number in range(1, LADDER_CAPACITIES + 1):
         capacities = _by_quantiles(largest, tokens, masked, number)
@@ -206,8 +223,8 @@ def _by_quantiles(
 ) -> tuple[CapacityPlan, ...]:
     """Return `number` capacities in ascending order, or fewer if some are equal.
 
-    They are the largest one, that of the largest planned step, and others at quantiles of the
-    steps' tokens.
+    The largest is `largest`. The next is the capacity of the largest planned step. All others are
+    at quantiles of the number of tokens per step.
     """
     shares = np.arange(1, number) / max(number - 1, 1)
     limits = np.unique(np.quantile(tokens, shares, method="higher").astype(np.int64))

@@ -1,9 +1,9 @@
-"""Compiled code that draws the masked tokens of a sequence and their replacements.
+"""Choose the masked tokens of each sequence and their replacements at random, in compiled code.
 
-Every draw is a function of (seed, round, sample id, number of the draw), computed by Philox 4x32,
-so nothing depends on ranks, workers or earlier draws. A readable form of Philox is in
-model/dropout_keys.py, and one of the masking rule is in tests/plain_masking.py. All compiled code
-is in this one file because of numba's cache (see compiled.py).
+The random-number generator Philox 4x32 computes each random number from (seed, round, sample id,
+number of the draw). The masks therefore do not depend on ranks, workers or earlier draws.
+model/dropout_keys.py contains a readable form of Philox, and tests/plain_masking.py contains one of
+the masking rule. numba's cache requires that all this code is in one file (see compiled.py).
 
 Shape letters: B sequences, T tokens, P masked positions.
 """
@@ -46,24 +46,27 @@ def draw_masks(
 ) -> int:
     """Mask sequences in place, and write the original tokens to `labels`.
 
-    All choices of positions are equally likely. Independently of the others, each chosen token
-    becomes [MASK] (80%), stays the same (10%) or becomes a random non-special token (10%).
+    All sets of maskable positions of the given size are equally likely. Independently of each
+    other, the chosen tokens become [MASK] with probability 80%, become a random non-special token
+    with probability 10%, and otherwise stay the same.
 
     Args:
-        tokens: integers [T], overwritten.
+        tokens: token ids, integers [T], overwritten.
         offsets: integers [B + 1]. Sequence i is tokens offsets[i] .. offsets[i + 1].
         sample_ids: [B].
-        counts: [B], number of tokens to mask per sequence, with the sum P.
-        special: distinct ids of special tokens, ascending. These are never masked or inserted.
+        counts: [B], number of tokens to mask in each sequence. The sum is P.
+        special: distinct ids of special tokens, ascending. Special tokens are never masked or
+            inserted.
         mask_id: id of [MASK].
         vocab_size: size of the vocabulary.
-        number: number of the round. The same seed, sample and round give the same masks.
+        number: number of the round. The same seed, sample id and round give the same masks.
         seed: seed of the run, 64 bits.
-        positions: [P], output: positions within their sequence, ascending.
-        labels: [P], output: original tokens.
+        positions: [P], output: masked positions within their sequence, ascending.
+        labels: [P], output: original tokens at the masked positions.
 
     Returns:
-        ALL_DRAWN, or the index of the first sequence with fewer maskable tokens than its count.
+        ALL_DRAWN if all sequences were masked, or otherwise the index of the first sequence with
+        fewer maskable tokens than its count.
     """
     longest = np.diff(offsets).max() if len(sample_ids) else 0
     candidates = np.empty(longest, np.int64)
@@ -94,7 +97,7 @@ def draw_masks(
 def _find_candidates(
     sequence: NDArray[Any], special: NDArray[np.int64], candidates: NDArray[np.int64]
 ) -> int:
-    """Write the maskable positions to the start of `candidates`, and return their number."""
+    """Write the maskable positions of a sequence to the start of `candidates`, and count them."""
     available = 0
     for position in range(len(sequence)):
         candidates[available] = position
@@ -124,7 +127,7 @@ def _is_special(token: int, special: NDArray[np.int64]) -> bool:
 
 @compiled
 def _token(word: np.uint64, special: NDArray[np.int64], vocab_size: int) -> int:
-    """Map a random word to one of the non-special tokens, all equally likely."""
+    """Map a random 32-bit word to one of the non-special tokens, all of them equally likely."""
     token = np.int64((word * np.uint64(vocab_size - len(special))) >> WORD_BITS)
     for i in range(len(special)):
         token += token >= special[i]
@@ -135,7 +138,7 @@ def _token(word: np.uint64, special: NDArray[np.int64], vocab_size: int) -> int:
 def _words(
     draw: int, sample: int, number: int, seed: int
 ) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """Return the three random 32-bit words of a draw."""
+    """Return the three random 32-bit words of one draw for a sample in a round."""
     a, b = np.uint64(draw), np.uint64(sample) & WORD
     c, d = np.uint64(number) & WORD, np.uint64(sample) >> WORD_BITS
     key_0, key_1 = np.uint64(seed) & WORD, np.uint64(seed) >> WORD_BITS

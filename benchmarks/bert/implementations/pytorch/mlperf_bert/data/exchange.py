@@ -1,7 +1,8 @@
-"""Balance batches by exchange: ranks read their own draws, swap them, and assign them by length.
+"""Balance batches by exchanging samples between ranks, and assign the samples by length.
 
-The published runs do this on the GPU before every step (arXiv 2402.02447). Here the loader's thread
-does it some steps ahead, over its own process group (distributed/session.py).
+Each rank reads the samples that were drawn for it. In the published runs, the GPUs exchange samples
+before every step (arXiv 2402.02447). In this module, the loader's thread exchanges them some steps
+ahead, over its own process group (distributed/session.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,10 +29,10 @@ _LEAVE_TIMEOUT = timedelta(seconds=10)
 class ExchangeSource(BatchSource):
     """Reads the samples drawn for this rank and exchanges them with the other ranks of its group.
 
-    Every exchange starts by gathering the sizes of the messages. The sizes could be computed from
-    the index. But if a rank cannot read its samples or is stopping, gathering them tells the other
-    ranks so before they wait for its tokens. It takes 8 bytes per rank, and training does not wait
-    for it, because the loader's thread runs ahead. The denominators come from the step plan.
+    Every exchange starts by gathering the sizes of the messages. The index determines these sizes,
+    too. But if a rank stops or cannot read its samples, gathering the sizes tells the other ranks
+    before they wait for its tokens. Gathering takes 8 bytes per rank. Training does not wait for
+    it, because the loader's thread runs ahead. The loss denominators come from the step plan.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class ExchangeSource(BatchSource):
         token: np.dtype[Any],
         masks: DynamicMasks | None = None,
     ) -> None:
-        """Exchange CPU tensors over `group`, with token ids of dtype `token`."""
+        """Prepare to exchange CPU tensors over `group`, with token ids of dtype `token`.
+
+        If `masks` is None, batches keep their stored masks.
+        """
         super().__init__(rank, reader.set_dir, masks)
         self._reader = reader
         self._group = group
@@ -50,9 +54,10 @@ class ExchangeSource(BatchSource):
         self._is_over = False
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """Return this rank's batches of a step. Collective: all ranks must call it.
+        """Return this rank's batches of a step. Collective: all ranks of the group must call it.
 
-        Raises DataError as in `BatchSource`, and also if another rank stops.
+        Raises DataError in the cases that `BatchSource` names, and also if another rank has
+        stopped.
         """
         try:
             return super().micro_batches(plan)
@@ -70,10 +75,10 @@ class ExchangeSource(BatchSource):
             yield make_batch(samples, ids, **denominators)
 
     def close(self) -> None:
-        """Tell the other ranks not to wait for this rank in an exchange that they may have started.
+        """Tell the other ranks that this rank takes part in no further exchange.
 
-        They answer at once if they stop as well. After an error of this rank they may not answer,
-        so the wait for them is limited.
+        The other ranks may already have started an exchange. They answer at once if they stop as
+        well. After an error of this rank they may not answer, so the wait for them is limited.
         """
         if self._is_over:
             return
@@ -83,12 +88,18 @@ class ExchangeSource(BatchSource):
             work.wait(_LEAVE_TIMEOUT)
 
     def _read(self, plan: StepPlan) -> Bytes:
-        """Read the samples drawn for this rank into one message with a packet per micro-batch."""
+        """Read the samples drawn for this rank, and encode them as one message.
+
+        The message contains one packet per micro-batch.
+        """
         drawn = [self._reader.read(ids) for ids in plan.drawn_ids[self._rank]]
         return np.concatenate([pack(narrowed(samples, self._token)) for samples in drawn])
 
     def _all_gather(self, message: Bytes) -> list[Bytes]:
-        """Gather the group's messages, each padded to the size of the largest in transit."""
+        """Gather the messages of all ranks of the group. Returns one message per rank.
+
+        In transit, each message is padded to the size of the largest one.
+        """
         sizes_tensor, work = self._gather_sizes(len(message))
         work.wait()
         sizes = sizes_tensor.tolist()
@@ -113,11 +124,12 @@ class ExchangeSource(BatchSource):
 
 
 def samples_of_rank(drawn: Sequence[Samples], rank: int) -> Samples:
-    """Select the samples that `rank` gets from its group's draws for one micro-batch.
+    """Select the samples of one micro-batch that `rank` gets in its group's exchange.
 
-    All ranks have drawn equally many samples. They are sorted by descending length and assigned in
-    serpentine order. As in `data/balance.py`, ties keep the order of the ranks and then of their
-    draws.
+    `drawn` contains the samples drawn for each rank of the group, the same number for each. The
+    samples of all ranks are sorted by descending length and assigned in serpentine order. As in
+    `data/balance.py`, samples of equal length keep the order of their ranks and, within a rank, the
+    order in which they were drawn.
     """
     together = join(drawn)
     (indices,) = assign_serpentine(together.lengths.astype(np.float64)[np.newaxis], len(drawn))

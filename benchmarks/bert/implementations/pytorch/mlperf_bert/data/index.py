@@ -1,15 +1,16 @@
-"""Index of a prepared set: manifest, lengths, order by length, and each shard's sidecar.
+"""Read and write the index of a prepared set, and the sidecar of each of its shards.
 
 `DIR/index/` contains `lengths.u16`, `masked_counts.u8`, `order_by_length.u32` (little endian, one
-element per sample) and the manifest `dataset.json`. The manifest is written last, so that a set
-without it is known to be incomplete. It contains a digest of every other file of the set and, as
-its last key, of itself.
+element per sample) and the manifest `dataset.json`. The manifest is written last, so a set without
+a manifest is incomplete. It contains a digest of every other file of the set. Its last key is a
+digest of the manifest itself.
 
-Sets whose samples may have more than 255 masked positions have format version 3, with
-`masked_counts.u16`. All others have version 2. Version 1 had no digests of the sidecars or of the
-manifest itself. `prepare` replaces a manifest of version 1 and keeps the shards.
+Sets whose samples may have more than 255 masked positions have format version 3 and
+`masked_counts.u16`. All other sets have version 2. Version 1 had no digests of the sidecars or of
+the manifest itself. `prepare` replaces a manifest of version 1 and keeps the shards.
 
-A sidecar describes the contents of its shard, their offsets in the file, and their source.
+A sidecar is a JSON file next to a shard. It describes the shard's arrays, their offsets in the
+file, and the text that they were made from.
 """
 
 import hashlib
@@ -79,7 +80,7 @@ MaskedCounts = NDArray[np.uint8] | NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class DatasetLocation:
-    """One contiguous array in a shard: numpy dtype, number of elements, offset in bytes."""
+    """Location of an array in a shard: its dtype, number of elements, and offset in bytes."""
 
     dtype: str
     count: int
@@ -87,13 +88,16 @@ class DatasetLocation:
 
     @property
     def end(self) -> int:
-        """Offset of the first byte after the array."""
+        """Offset of the first byte after the array, in bytes."""
         return self.offset + self.count * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSettings:
-    """Settings that determine a shard's examples, given the text. `prepare` compares them."""
+    """Settings that, together with the text, determine the examples of a shard.
+
+    `prepare` compares these settings to find out whether it can keep an existing shard.
+    """
 
     vocabulary_sha256: str = ""  # empty until the vocabulary is known
     max_seq_length: int
@@ -107,10 +111,11 @@ class ShardSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sidecar:
-    """Everything that training needs to map a shard without the HDF5 library.
+    """The contents of a sidecar, which is all that training needs to map a shard without HDF5.
 
-    `examples_sha256` is the digest of the arrays only and does not depend on the rest of the file,
-    so that results of two machines can be compared. It is None for older shards.
+    `examples_sha256` is a digest of the arrays without the rest of the shard file, so that results
+    of two machines can be compared. It is None for shards that were made before this digest
+    existed.
     """
 
     shard_bytes: int
@@ -123,14 +128,17 @@ class Sidecar:
     examples_sha256: str | None = None
 
     def to_json(self) -> bytes:
-        """Return the contents of the sidecar file."""
+        """Return the contents of the sidecar file as JSON."""
         values = {"format_version": SHARD_FORMAT_VERSION, **asdict(self)}
         values["settings"] = without_defaults(values["settings"], {"segments": SEGMENTS[0]})
         return write_json(without_defaults(values, {"examples_sha256": None}))
 
 
 def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
-    """Combine the digests of the shards' examples in order. Returns None if one is missing."""
+    """Combine the digests of the shards' examples, in order, into one digest.
+
+    Returns None if a sidecar has no such digest.
+    """
     digests = [sidecar.examples_sha256 for sidecar in sidecars]
     known = [digest for digest in digests if digest is not None]
     if len(known) < len(digests):
@@ -139,14 +147,15 @@ def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
 
 
 def sidecar_path(shard_path: Path) -> Path:
-    """Return the path `<shard>.json` next to the shard."""
+    """Return the path of a shard's sidecar, which is `<shard>.json` next to the shard."""
     return shard_path.with_name(shard_path.name + ".json")
 
 
 def read_sidecar(shard_path: Path) -> Sidecar:
     """Parse and check the sidecar of `shard_path` without opening the shard itself.
 
-    Raises DataError if a key is missing or wrong, or if the arrays do not fit into the file.
+    Raises DataError if a key is missing or has a wrong value, or if the arrays do not fit into the
+    file.
     """
     path = sidecar_path(shard_path)
     missing = "the shard's sidecar is missing"
@@ -166,7 +175,7 @@ def read_sidecar(shard_path: Path) -> Sidecar:
 
 
 def _check_arrays(sidecar: Sidecar) -> None:
-    """Raise ValueError if the arrays are inconsistent with each other or with the shard."""
+    """Raise ValueError if the sidecar's arrays contradict each other or the size of the shard."""
     count = {name: location.count for name, location in sidecar.datasets.items()}
     expected = {
         "offsets": sidecar.num_samples + 1,
@@ -191,7 +200,11 @@ def _check_arrays(sidecar: Sidecar) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """One shard of the set: file name in `shards/`, number of samples, digests of its two files."""
+    """The manifest's entry for a shard: file name, number of samples, and digests.
+
+    The file name is relative to `shards/`. One digest is that of the shard, the other that of its
+    sidecar.
+    """
 
     file: str
     num_samples: int
@@ -200,7 +213,10 @@ class ShardEntry:
 
     @classmethod
     def of(cls, shard_path: Path) -> Self:
-        """Make the entry of a finished shard. Raises DataError if its sidecar is wrong."""
+        """Make the manifest's entry for a finished shard.
+
+        Raises DataError if the shard's sidecar is wrong.
+        """
         sidecar = read_sidecar(shard_path)
         digest = file_digest(sidecar_path(shard_path), REMEDY)
         return cls(shard_path.name, sidecar.num_samples, sidecar.shard_sha256, digest)
@@ -208,7 +224,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One array file of the index: file name in `index/`, size in bytes, digest."""
+    """An array file of the index: its file name in `index/`, its size in bytes, and its digest."""
 
     file: str
     size_bytes: int
@@ -227,10 +243,10 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Contents of `index/dataset.json`: what is in the set, and the settings that it was made with.
+    """The manifest `index/dataset.json`, which describes the contents and settings of a set.
 
-    Sample ids count the samples of all shards in the order of `shards`. `length_histogram[k]` is
-    the number of samples with k tokens, k = 0 .. max_seq_length.
+    Sample ids number the samples of all shards consecutively, in the order of `shards`.
+    `length_histogram[k]` is the number of samples with k tokens, k = 0 .. max_seq_length.
     """
 
     num_samples: int
@@ -255,7 +271,10 @@ class Manifest:
 
     @classmethod
     def load(cls, set_dir: Path) -> Self:
-        """Parse `set_dir/index/dataset.json`. Raises DataError if it is missing or was changed."""
+        """Read the manifest `set_dir/index/dataset.json`.
+
+        Raises DataError if the file is missing, or if it was changed after its preparation.
+        """
         path = set_dir / "index" / "dataset.json"
         missing = f"no such file, so {set_dir} is not a prepared set"
         remedy = REMEDY if os.path.exists(path) else MISSING_REMEDY
@@ -285,7 +304,7 @@ class Manifest:
 
     @property
     def format_version(self) -> int:
-        """Format version, which depends on how many masked positions a sample may have."""
+        """Format version of the set, which depends on the largest number of masked positions."""
         return 2 if self.max_predictions <= 255 else 3
 
     @property
@@ -294,7 +313,7 @@ class Manifest:
         return INDEX_ARRAYS[self.format_version]
 
     def to_json(self) -> bytes:
-        """Return the contents of the manifest file."""
+        """Return the contents of the manifest file as JSON."""
         values = {"format_version": self.format_version, **asdict(self)}
         values = without_defaults(values, _DEFAULTS)
         return write_json({**values, OWN_DIGEST: _digest_of(values)})
@@ -302,7 +321,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class LengthIndex:
-    """The index of N samples, memory-mapped read-only and shared by the ranks of a node."""
+    """The index of a set of N samples. All ranks of a node share one read-only memory map."""
 
     manifest: Manifest
     lengths: NDArray[np.uint16]  # [N]
@@ -311,7 +330,10 @@ class LengthIndex:
 
     @classmethod
     def open(cls, set_dir: Path) -> Self:
-        """Map the index of a prepared set. Raises DataError if a file is missing or truncated."""
+        """Map the index of a prepared set into memory.
+
+        Raises DataError if a file is missing or truncated.
+        """
         manifest = Manifest.load(set_dir)
         arrays = []
         for name, dtype in manifest.index_arrays:
@@ -327,7 +349,10 @@ def manifest_sha256(set_dir: Path) -> str:
 
 
 def sets_sha256(*set_dirs: Path) -> str:
-    """Combine the digests of several sets' manifests. Raises DataError if one cannot be read."""
+    """Combine the digests of the manifests of several sets into one digest.
+
+    Raises DataError if a manifest cannot be read.
+    """
     return hashlib.sha256(" ".join(map(manifest_sha256, set_dirs)).encode()).hexdigest()
 
 
@@ -337,11 +362,11 @@ def write_index(
     lengths: NDArray[np.uint16],
     masked_counts: MaskedCounts,
 ) -> Manifest:
-    """Write the arrays of the index, then the manifest, which completes the set.
+    """Write the arrays of the index and then the manifest, which marks the set as complete.
 
     `lengths` and `masked_counts` are [N]. Returns the manifest with `length_histogram` and
-    `index_files` filled in. Raises DataError if a file cannot be written, or if there are more
-    samples than 32-bit ids can number.
+    `index_files` filled in. Raises DataError if a file cannot be written, or if the set has too
+    many samples for 32-bit ids.
     """
     num_samples = manifest.num_samples
     if not len(lengths) == len(masked_counts) == num_samples <= 2**32:
@@ -373,11 +398,12 @@ def _digest_of(values: Mapping[str, Any]) -> str:
 def masked_count_table(
     max_seq_length: int, max_predictions: int, rate: float
 ) -> NDArray[np.uint16]:
-    """Return the number of masked positions by length, uint16 [max_seq_length + 1].
+    """Return the number of masked positions for each length, uint16 [max_seq_length + 1].
 
     The formula is the MLPerf reference's: min(max_predictions, max(1, round(rate * length))). The
-    length includes special tokens, and round() rounds half to even. With this table every rank
-    knows the numbers of all others without communication and without reading a sample.
+    length includes special tokens, and round() rounds half to even. With this table, every rank
+    computes the number of masked positions of all other ranks without communication and without
+    reading samples.
     """
     counts = [
         min(max_predictions, max(1, round(rate * length))) for length in range(max_seq_length + 1)
@@ -386,10 +412,13 @@ def masked_count_table(
 
 
 class CountsByLength:
-    """The masked counts of an index, computed from the lengths on access."""
+    """The number of masked positions of each sample, computed from its length on access."""
 
     def __init__(self, lengths: NDArray[np.uint16], table: NDArray[np.uint16]) -> None:
-        """Look up `lengths` [N], which may be a memory map, in `table`, indexed by length."""
+        """Prepare to look up the masked counts of samples by their length.
+
+        `lengths` is [N] and may be a memory map. `table` is the result of `masked_count_table`.
+        """
         self._lengths = lengths
         self._table = table
 
@@ -403,7 +432,8 @@ def special_ids(manifest: Manifest) -> NDArray[np.int64]:
     """Return the distinct ids of special tokens in ascending order, int64.
 
     Special tokens represent no text, so they are never masked or inserted. [UNK] is not among them,
-    because it represents text that the vocabulary lacks. BERT treats it as an ordinary token, too.
+    because it represents text that the vocabulary lacks. The original BERT also treats [UNK] as an
+    ordinary token.
     """
     ids = (manifest.pad_id, manifest.cls_id, manifest.sep_id, manifest.mask_id)
     return np.unique(np.array(ids, dtype=np.int64))

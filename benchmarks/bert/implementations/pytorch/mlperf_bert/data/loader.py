@@ -1,11 +1,12 @@
 """Turn step plans into batches on the device, in a thread that runs ahead of the training loop.
 
-Batches are copied to the device on a separate stream, ahead of their step. On a CPU the calls are
-the same, but nothing is copied and nothing waits. For a captured step, batches are first padded to
-a capacity. `data.loader = "dali"` sends the same batches through nvidia-dali's external source.
+Batches are copied to the device on a separate stream, ahead of their step. On a CPU, the same calls
+neither copy nor wait. For a captured step, the loader first pads the batches to a capacity.
+`data.loader = "dali"` copies the same batches to the device through the external source of
+nvidia-dali.
 
-Nothing is read before the first batch is requested, so that the untimed init phase can build a
-loader without touching a sample.
+The loader reads no samples before the first batch is requested. It can therefore be built in the
+untimed init phase, in which MLPerf forbids reading samples.
 """
 
 import importlib
@@ -37,7 +38,7 @@ Copy = Callable[[Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class StagedBatches:
-    """Batches that are on the device or being copied to it."""
+    """Batches that have been copied to the device, or whose copies are still in progress."""
 
     batches: tuple[UnpaddedBatch, ...]
     copied: torch.cuda.Event | None  # None if there is nothing to wait for
@@ -46,12 +47,12 @@ class StagedBatches:
 class Staging:
     """Sends batches to a device from the loader's thread, and receives them in the loop's thread.
 
-    Batches of a step that fits into no capacity stay unpadded.
+    The batches of a step that fits into none of the shapes stay unpadded.
 
     Args:
         device: the device to send batches to.
-        copy: copies a memory block, also on a CPU. None means an asynchronous copy from page-locked
-            memory.
+        copy: copies a memory block to the device, and is called on a CPU, too. None means an
+            asynchronous copy from page-locked memory.
         shapes: shapes of the capacities, smallest first. Empty if no step is captured.
     """
 
@@ -69,14 +70,17 @@ class Staging:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def thread_context(self) -> AbstractContextManager[object]:
-        """Return a context in which the thread's CUDA calls use this device and the side stream.
+        """Return a context manager that selects this device and the side stream for CUDA calls.
 
-        The loader's thread needs it because a new thread always starts on GPU 0.
+        The loader's thread must use it, because a new thread always starts with GPU 0.
         """
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
-        """Queue the copies without waiting for them. Call it within `thread_context`."""
+        """Queue the copies of a step's batches to the device, without waiting for them.
+
+        Call it within `thread_context`.
+        """
         shape = shape_of(plan, self._shapes)
         if shape is not None:
             batches = tuple(pad(batch, shape) for batch in batches)
@@ -85,7 +89,10 @@ class Staging:
         return StagedBatches(on_device, copied)
 
     def _on_device(self, batch: UnpaddedBatch) -> UnpaddedBatch:
-        """Copy the batch into its own device memory."""
+        """Copy the batch into newly allocated memory of the device.
+
+        On a CPU without `copy`, the batch itself is returned.
+        """
         if self._copy is not None:
             return batch.map_blocks(self._copied)
         if self._stream is None:
@@ -93,16 +100,16 @@ class Staging:
         return batch.pin_memory().to(self._device)  # copies of pageable memory block the host
 
     def _copied(self, block: Tensor) -> Tensor:
-        """Copy the block into new device memory with `copy`."""
+        """Copy the memory block into newly allocated memory of the device, with `copy`."""
         assert self._copy is not None
         memory = torch.empty_like(block, device=self._device)
         self._copy(block, memory)
         return memory
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:
-        """Make the batches usable by work queued later on the current stream, and return them.
+        """Return batches that work queued later on the current stream can use.
 
-        The loop's thread calls this. The host does not wait for the copies.
+        The loop's thread calls this. The device waits for the copies, but the host does not.
         """
         if staged.copied is not None:
             stream = torch.cuda.current_stream(self._device)
@@ -126,7 +133,7 @@ _THREAD = "use loader 'thread'"
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One rank's work in one step."""
+    """The batches of one rank for one step, with the plan and the timings of the step."""
 
     plan: StepPlan
     micro_batches: tuple[UnpaddedBatch, ...]
@@ -136,7 +143,7 @@ class StepBatch:
 
 
 class BatchSource:
-    """Provides a rank's batches. The loader's thread calls it once per step."""
+    """Provides the batches of one rank. The loader's thread calls it once per step."""
 
     received_bytes = 0  # bytes received from other processes so far
 
@@ -150,11 +157,11 @@ class BatchSource:
         self._masks = masks
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """Return this rank's batches of a step on the host, one per micro-batch.
+        """Return this rank's batches of a step in host memory, one per micro-batch.
 
-        Raises DataError if they cannot be read, or if the size of a sample differs from the plan.
-        In that case loss, balance and capacities would be wrong, and ids could belong to other
-        samples.
+        Raises DataError if the samples cannot be read, or if the size of a sample differs from the
+        plan. With a wrong size, the loss, the balance and the capacities would be wrong, and the
+        ids could belong to other samples.
         """
         batches = tuple(self._stored(plan))
         for number, batch in enumerate(batches):
@@ -165,7 +172,7 @@ class BatchSource:
         return tuple(self._masks.of(batch, plan.step) for batch in batches)
 
     def close(self) -> None:
-        """Free all resources. Called once, after the last batch."""
+        """Free all resources. The loader calls this once, after the last batch."""
 
     def _stored(self, plan: StepPlan) -> Iterable[UnpaddedBatch]:
         """Return the micro-batches of a step with their stored masks."""
@@ -187,14 +194,17 @@ class DirectSource(BatchSource):
 class DaliCopy:
     """Copies memory blocks to a device through nvidia-dali, for `Staging`.
 
-    The pipeline contains one block and runs only when called, because the loader's thread already
-    makes batches ahead of the loop. On a GPU, where this has never been run, DALI copies from its
-    own page-locked memory to its own device memory, and the loader's thread waits for this copy.
-    From there the block is copied on the current stream.
+    The pipeline contains one block and prefetches nothing, because the loader's thread already
+    makes batches ahead of the loop. On a GPU, DALI copies the block from its own page-locked memory
+    to its own device memory, while the loader's thread waits. The block is then copied to its final
+    place on the current stream. This class has never been run on a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Build the pipeline without reading data. Raises ConfigError if nvidia-dali is missing."""
+        """Build the pipeline without reading data.
+
+        Raises ConfigError if nvidia-dali cannot be imported.
+        """
         require_packages("data.loader", "dali", "nvidia.dali", otherwise=_THREAD, may_ask=False)
         try:
             dali: Any = importlib.import_module("nvidia.dali")
@@ -217,7 +227,7 @@ class DaliCopy:
         self._pipeline.build()
 
     def __call__(self, block: Tensor, memory: Tensor) -> None:
-        """Copy a host block, uint8 [bytes], into device memory of the same size."""
+        """Copy a block of host memory, uint8 [bytes], into device memory of the same size."""
         self._pipeline.feed_input(_DALI_INPUT, [block.numpy()])
         (outputs,) = self._pipeline.run()
         # Without a stream argument this call waits for the copy. That is needed, because the next
@@ -226,7 +236,7 @@ class DaliCopy:
 
 
 class Loader:
-    """Iterates endlessly over the steps of one rank, starting with `first_step`."""
+    """Iterates over the steps of one rank without end, starting with `first_step`."""
 
     def __init__(
         self,
@@ -237,9 +247,10 @@ class Loader:
         first_step: int = 1,
         staging: Staging | None = None,
     ) -> None:
-        """Load batches onto `device`.
+        """Prepare to load batches onto `device`.
 
-        `staging` sends the batches there. If it is None, they stay unpadded.
+        `staging` copies the batches to the device. If it is None, the loader makes a default
+        `Staging`, which leaves batches unpadded.
         """
         self._planner = planner
         self._source = source
@@ -258,10 +269,11 @@ class Loader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the thread, and drop batches that were made ahead.
+        """Stop the loader's thread, and discard batches that were made ahead.
 
-        After an error this does not wait for the thread, because the thread may be waiting for
-        other ranks, which wait for this one. They notice when this process exits.
+        After an error, this method does not wait for the thread, because the thread may be waiting
+        for other ranks, which in turn wait for this rank. The other ranks notice when this process
+        exits.
         """
         self._stop.set()
         if error is not None:
@@ -271,7 +283,10 @@ class Loader:
         self._source.close()
 
     def __iter__(self) -> Iterator[StepBatch]:
-        """Yield step batches on the device. Raises any error of the loader's thread."""
+        """Yield the batches of each step, on the device.
+
+        Raises any error that occurred in the loader's thread.
+        """
         self._thread.start()
         while True:
             requested = time.perf_counter()
@@ -316,7 +331,7 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class _StagedStep:
-    """A step as the loader's thread passes it to the loop."""
+    """The plan and batches of one step, as the loader's thread passes them to the loop."""
 
     plan: StepPlan
     planning_ms: float

@@ -1,4 +1,4 @@
-"""Build a rank's loader from the config: its batch source, dynamic masks and padded shapes."""
+"""Build a rank's loader from the config, with its batch source, dynamic masks and padded shapes."""
 
 from pathlib import Path
 
@@ -37,10 +37,10 @@ def make_loader(
     process: MpiProcess | None,
     first_step: int,
 ) -> tuple[Loader, tuple[StaticShape, ...]]:
-    """Make the loader of this rank, and the shapes that it pads batches of a captured step to.
+    """Make the loader of this rank, and the shapes to which it pads batches of a captured step.
 
     Collective: all ranks must call it. `process` is this rank's process among trainers and reader
-    processes, or None if there are no readers.
+    processes, or None if there are no reader processes.
     """
     data = config.data
     masks: DynamicMasks | None = None
@@ -77,7 +77,7 @@ def _make_source(
     process: MpiProcess | None,
     masks: DynamicMasks | None,
 ) -> BatchSource:
-    """Make this rank's batch source: a reader process, an exchange, or direct reading.
+    """Make this rank's batch source, which uses a reader process, an exchange or direct reading.
 
     Collective: all ranks must call it.
     """
@@ -95,7 +95,7 @@ def _make_source(
 
 
 def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
-    """Run this process as a reader, which reads for one trainer until the trainer stops."""
+    """Run this process as the reader process of one trainer until that trainer stops."""
     info = process.role.info
     peers = None
     if (readers := process.peers(config.data.balance)) is not None:
@@ -116,5 +116,5 @@ def run_reader(config: RunConfig, data_dir: Path, process: MpiProcess) -> None:
 
 
 def dismiss_reader(process: MpiProcess) -> None:
-    """Stop the reader process of a trainer that has nothing to train."""
+    """Stop the reader process of a trainer that has no steps left to train."""
     Pair(process.world, process.role.partner).send(Tag.STOP)

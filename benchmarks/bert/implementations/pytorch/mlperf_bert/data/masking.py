@@ -1,8 +1,8 @@
-"""Dynamic masks, which are drawn for each training batch and replace those that `prepare` stored.
+"""Draw dynamic masks: new random masks for each training batch, instead of the stored ones.
 
-RoBERTa introduced them (arXiv 1907.11692, section 4.1). A rank draws them after it has received a
-batch, no matter how the samples were read or exchanged. The random numbers depend only on (seed,
-step, sample id).
+RoBERTa introduced dynamic masks (arXiv 1907.11692, section 4.1). A rank draws the masks after it
+has received a batch, no matter how the samples were read or exchanged. The random numbers depend
+only on (seed, step, sample id).
 """
 
 from dataclasses import fields
@@ -24,9 +24,9 @@ _DRAWN = ("masked_token_index", "labels")  # the other tensors of a batch do not
 class DynamicMasks:
     """Draws new masks each time a sample is trained on.
 
-    Masks repeat only if a step contains a sample twice, which can happen at the end of an epoch.
-    The constructor compiles the kernel and reads no sample. It raises ConfigError if numba's cache
-    cannot be used.
+    A sample gets the same masks twice only if one step contains it twice, which can happen at the
+    end of an epoch. The constructor compiles the masking kernel and reads no samples. It raises
+    ConfigError if numba's cache cannot be used.
     """
 
     def __init__(
@@ -38,7 +38,10 @@ class DynamicMasks:
         max_predictions: int,
         seed: int,
     ) -> None:
-        """Mask the fraction `rate` of each sample's tokens, up to `max_predictions` per sample."""
+        """Prepare to mask the fraction `rate` of each sample's tokens.
+
+        At most `max_predictions` tokens of a sample are masked.
+        """
         self._set_dir = set_dir
         self._counts = masked_count_table(manifest.max_seq_length, max_predictions, rate)
         self._special = special_ids(manifest)
@@ -49,9 +52,9 @@ class DynamicMasks:
             self._draw(empty_batch((), ()), np.zeros(0, dtype=np.int64), 0)
 
     def of(self, batch: UnpaddedBatch, step: int) -> UnpaddedBatch:
-        """Return a copy of a batch with new masks in place of the stored ones.
+        """Return a copy of a batch in which new masks for this step replace the stored ones.
 
-        Raises DataError if a sample has fewer maskable tokens than the number to mask.
+        Raises DataError if a sample has fewer maskable tokens than the number of tokens to mask.
         """
         counts = self._counts[list(batch.lengths)].astype(np.int64)
         drawn = empty_batch(batch.lengths, tuple(counts.tolist()))

@@ -1,9 +1,10 @@
-"""Reader processes, which read, exchange and send the batches of one trainer some steps ahead.
+"""Run reader processes, which read, exchange and send a trainer's batches some steps ahead.
 
-This is the CPU-assisted padding exchange of arXiv 2208.08124, but with tokens instead of padded
-rows. `Tag` lists all messages of the protocol. docs/decisions/0007-reader-processes.md explains the
-protocol and the threads. Code that waits for messages polls and sleeps, because MPI's own blocking
-calls spin and would take a core away from the trainer.
+Each trainer has one reader process. This is the CPU-assisted padding exchange of arXiv 2208.08124,
+but the messages contain only real tokens instead of padded sequences. `Tag` lists all kinds of
+message. docs/decisions/0007-reader-processes.md explains the protocol and the threads. Code that
+waits for messages polls and sleeps. MPI's own blocking calls are busy loops, which would take a
+core away from the trainer.
 
 Shape letters: G ranks of a group, A micro-batches, b sequences drawn per micro-batch.
 """
@@ -35,7 +36,10 @@ STEPS_AHEAD = 8  # how many steps a reader sends before its trainer has received
 
 
 class Tag(IntEnum):
-    """Kinds of message. Contents are JSON, except those of a packet."""
+    """Kinds of message between a trainer and its reader process.
+
+    The contents are JSON, except those of a packet.
+    """
 
     # From the trainer.
     SETUP = 1  # sends the run's seed, before samples may be read
@@ -50,13 +54,16 @@ class Tag(IntEnum):
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:
-    """Poll until `is_done()` is true, and sleep in between."""
+    """Wait until `is_done()` returns true, and sleep between the calls."""
     while not is_done():
         time.sleep(POLL_S)
 
 
 class Pair:
-    """One end of the connection between a trainer and its reader, for one thread at a time."""
+    """One end of the connection between a trainer and its reader process.
+
+    Only one thread at a time may use it.
+    """
 
     def __init__(self, world: "MPI.Comm", partner: int) -> None:
         """Connect to the process with rank `partner` in `world`."""
@@ -65,22 +72,22 @@ class Pair:
         self._sending: list[tuple[MPI.Request, Any]] = []  # arrays stay alive until they are sent
 
     def send(self, tag: Tag, contents: Bytes | None = None) -> None:
-        """Send without waiting. The array must not change afterwards."""
+        """Send a message without waiting. The caller must not change the array afterwards."""
         array = np.empty(0, dtype=np.uint8) if contents is None else contents
         self._sending.append((self._world.Isend(array, self._partner, tag), array))
         self.progress()
 
     def send_json(self, tag: Tag, value: Any) -> None:
-        """Send a JSON-serializable value."""
+        """Send a value that can be encoded as JSON, without waiting."""
         self.send(tag, np.frombuffer(json.dumps(value).encode(), dtype=np.uint8))
 
     def has_message(self) -> bool:
-        """Return whether `receive` would return at once."""
+        """Return whether a message has arrived, so that `receive` would not wait."""
         self.progress()
         return bool(self._world.Iprobe(self._partner))
 
     def receive(self) -> tuple[Tag, Bytes]:
-        """Wait for the next message. Messages arrive in the order in which they were sent."""
+        """Wait for the next message and return it. Messages arrive in the order of sending."""
         from mpi4py import MPI
 
         wait_until(self.has_message)
@@ -92,7 +99,7 @@ class Pair:
         return Tag(status.Get_tag()), contents
 
     def progress(self) -> None:
-        """Let MPI make progress, and release messages that have been sent."""
+        """Let MPI advance its transfers, and release the memory of messages that have been sent."""
         self._sending = [sending for sending in self._sending if not sending[0].Test()]
 
     def flush(self) -> None:
@@ -103,7 +110,7 @@ class Pair:
 
 
 def from_json(contents: Bytes) -> Any:
-    """Decode a value that `send_json` sent."""
+    """Decode a value that the partner sent with `send_json`."""
     return json.loads(contents.tobytes())
 
 
@@ -123,12 +130,18 @@ class MpiSource(BatchSource):
         self._is_over = False
 
     def set_up(self, seed: int) -> None:
-        """Let the reader open the index and the sidecars. Raises DataError if that fails."""
+        """Tell the reader process to open the index and the sidecars, and wait until it has.
+
+        Raises DataError if the reader process fails to open them.
+        """
         self._pair.send_json(Tag.SETUP, seed)
         self._receive()
 
     def _stored(self, plan: StepPlan) -> Iterator[UnpaddedBatch]:
-        """Yield the batches of consecutive steps. The first call starts the reader."""
+        """Yield the batches of a step. Steps must be consecutive.
+
+        The first call starts the reader process.
+        """
         if not self._has_started:
             self._pair.send_json(Tag.START, plan.step)
             self._has_started = True
@@ -139,11 +152,11 @@ class MpiSource(BatchSource):
         self._pair.send(Tag.CREDIT)
 
     def close(self) -> None:
-        """Tell the reader to stop, and drop batches that it sent ahead.
+        """Tell the reader process to stop, and discard batches that it sent ahead.
 
-        This waits no longer than CLOSE_TIMEOUT_S seconds, because other readers may block this
-        rank's reader. It is not called after an error of this rank. In that case the launcher stops
-        the readers.
+        This method waits at most CLOSE_TIMEOUT_S seconds, because this rank's reader may be waiting
+        for other readers. After an error of this rank the method is not called, and the launcher
+        stops the readers.
         """
         self._pair.send(Tag.STOP)
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -168,22 +181,28 @@ class MpiSource(BatchSource):
 
 
 class PeersEndedError(Exception):
-    """Raised if another reader of the group has left, because its trainer stopped or it failed."""
+    """Raised if another reader of the group has failed, or has left because its trainer stopped."""
 
 
 class PeerExchange:
-    """Messages among the readers of a group. All must call the same methods in the same order."""
+    """Exchanges messages between the readers of a group.
+
+    All readers of the group must call the same methods in the same order.
+    """
 
     def __init__(self, readers: "MPI.Comm", first_rank: int) -> None:
-        """Connect `readers`, which serve consecutive ranks, of which the first is `first_rank`."""
+        """Connect to the other readers of the group.
+
+        The processes of `readers` serve consecutive ranks, starting with `first_rank`.
+        """
         self._readers = readers
         self.ranks = range(first_rank, first_rank + readers.size)
         self.number = readers.rank
 
     def all_to_all(self, messages: list[Bytes]) -> list[Bytes]:
-        """Send one message to each reader, and return the messages from each reader.
+        """Send one message to each reader of the group, and return one message from each.
 
-        Raises PeersEndedError if one of them has called `leave`.
+        Raises PeersEndedError if another reader has called `leave`.
         """
         sizes = np.array([len(message) for message in messages], dtype=np.int64)
         their_sizes = np.empty_like(sizes)
@@ -196,13 +215,19 @@ class PeerExchange:
         return np.split(received, np.cumsum(their_sizes)[:-1])
 
     def leave(self) -> None:
-        """Tell the other readers not to wait for this one in an exchange they may have started."""
+        """Tell the other readers that this reader takes part in no further exchange.
+
+        They may already have started an exchange and be waiting for this reader.
+        """
         sizes = np.full(len(self.ranks), -1, dtype=np.int64)
         wait_until(self._readers.Ialltoall(sizes, np.empty_like(sizes)).Test)
 
 
 class StepReader:
-    """Reads the samples of one trainer step by step, and exchanges them if the policy needs it."""
+    """Reads the samples of one trainer step by step.
+
+    If the balance policy exchanges samples, this object also exchanges them with the other readers.
+    """
 
     def __init__(
         self,
@@ -212,11 +237,11 @@ class StepReader:
         peers: PeerExchange | None,
         token: np.dtype[Any],
     ) -> None:
-        """Read for `rank`.
+        """Prepare to read for the trainer with rank `rank`.
 
-        Without `peers` the reader reads the samples that the plan assigns to the rank. Otherwise
-        it reads those drawn for the rank and exchanges them. `token` is the dtype of a token id in
-        messages.
+        Without `peers`, this object reads the samples that the plan assigns to the rank. With
+        `peers`, it reads the samples drawn for the rank and exchanges them with the other readers.
+        `token` is the dtype of a token id in messages.
         """
         self._planner = planner
         self._reader = reader
@@ -227,7 +252,8 @@ class StepReader:
     def packets(self, step: int) -> list[Samples]:
         """Return the samples of each micro-batch of a step, with the dtypes used in messages.
 
-        Raises DataError if they cannot be read, and PeersEndedError if another reader has left.
+        Raises DataError if the samples cannot be read, and PeersEndedError if another reader has
+        left.
         """
         plan = self._planner.plan(step)
         if self._peers is None:
@@ -245,7 +271,7 @@ class StepReader:
         return split(take(received, np.argsort(by_drawer)), plan.counts[self._rank])
 
     def leave(self) -> None:
-        """Tell the other readers that this one has stopped."""
+        """Tell the other readers that this reader has stopped."""
         if self._peers is not None:
             self._peers.leave()
 
@@ -253,8 +279,8 @@ class StepReader:
 def serve_trainer(pair: Pair, open_reader: Callable[[int], StepReader]) -> None:
     """Serve one trainer from its first message to its last.
 
-    `open_reader` is called with the run's seed. A UserError is sent to the trainer, which then
-    raises it.
+    `open_reader` is called with the run's seed. If a UserError occurs, it is sent to the trainer,
+    which raises it.
     """
     is_stopped = False
     try:
@@ -276,7 +302,10 @@ def serve_trainer(pair: Pair, open_reader: Callable[[int], StepReader]) -> None:
 
 
 def _send_steps(pair: Pair, reader: StepReader) -> None:
-    """Send steps until the trainer stops, up to STEPS_AHEAD that it has not received yet."""
+    """Send the batches of consecutive steps until the trainer stops.
+
+    At most STEPS_AHEAD steps are sent ahead of those that the trainer has received.
+    """
     step = credit = 0
     while True:
         while credit == 0 or pair.has_message():
@@ -295,11 +324,12 @@ def _send_steps(pair: Pair, reader: StepReader) -> None:
 
 
 def wanted_indices(plan: StepPlan, ranks: range) -> list[Int64Array]:
-    """Return each rank's samples of a step as flat indices into the group's draws [G, A, b].
+    """Return which samples of a step each rank needs, as flat indices into its group's draws.
 
-    The indices have the order of the plan. They are sorted by micro-batch, and within a
-    micro-batch as in `ids_of`. The draws of the group's rank number g start at index g * A * b. If
-    a sample was drawn twice, which can happen in a step where an epoch ends, it is matched twice.
+    The draws are [G, A, b], so the draws of the group's rank number g start at index g * A * b. The
+    indices have the order of the plan: they are sorted by micro-batch, and within a micro-batch
+    they have the order of `ids_of`. If a sample was drawn twice, which can happen at the end of an
+    epoch, each of its draws is used once.
     """
     drawn = plan.drawn_ids[ranks.start : ranks.stop]
     indices = np.arange(drawn.size).reshape(drawn.shape)
@@ -315,7 +345,10 @@ def wanted_indices(plan: StepPlan, ranks: range) -> list[Int64Array]:
 
 
 def _match(drawn: Int64Array, assigned: Int64Array) -> Int64Array:
-    """Return the index in `drawn` of each of `assigned`, int64 [n]. Both hold the same ids."""
+    """Return the index in `drawn` of each element of `assigned`, int64 [n].
+
+    Both arrays contain the same sample ids in different orders.
+    """
     by_drawn, by_assigned = np.argsort(drawn, kind="stable"), np.argsort(assigned, kind="stable")
     same_ids = np.array_equal(drawn[by_drawn], assigned[by_assigned])
     assert same_ids, "the plan assigns samples to this group that others drew"

@@ -1,4 +1,4 @@
-"""Group sequences of similar length, and cut long ones into chunks, without torch."""
+"""Group sequences of similar length, and cut long sequences into chunks, without using torch."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,11 @@ MIN_LENGTH_RATIO = 0.85
 
 
 def cut_by_ratio(descending: NDArray[np.integer]) -> list[int]:
-    """Cut lengths sorted in descending order into groups, and return the bounds of the groups."""
+    """Divide lengths, sorted in descending order, into groups of similar length.
+
+    Returns the bounds of the groups: group i contains the lengths from bound i up to, but not
+    including, bound i + 1. Within a group, no length is below MIN_LENGTH_RATIO times the longest.
+    """
     cuts = [0]
     shortest_allowed = descending[0] * MIN_LENGTH_RATIO
     for i, length in enumerate(descending.tolist()):
@@ -32,9 +36,10 @@ def cut_by_ratio(descending: NDArray[np.integer]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkSizes:
-    """Chunks of queries whose keys are at most a reach away. All arrays are int64 [chunks].
+    """Chunks of queries, each with the keys at most `reach` tokens before or after the chunk.
 
-    `start` and `first_key` are the positions of a chunk's first query and first key in `sequence`.
+    `start` and `first_key` are the positions of a chunk's first query and first key within their
+    sequence. All arrays are int64 [chunks].
     """
 
     sequence: Int64Array
@@ -44,7 +49,10 @@ class ChunkSizes:
 
 
 def cut_into_chunks(lengths: Int64Array, reach: int) -> ChunkSizes:
-    """Cut sequences into chunks of 2 * reach tokens. A sequence's last chunk may be shorter."""
+    """Cut sequences into chunks of 2 * `reach` tokens. A sequence's last chunk may be shorter.
+
+    A query can attend to keys at most `reach` tokens away.
+    """
     size = 2 * reach
     count = -(-lengths // size)
     sequence = np.repeat(np.arange(len(lengths)), count)

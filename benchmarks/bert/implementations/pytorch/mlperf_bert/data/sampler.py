@@ -1,15 +1,15 @@
-"""Samplers, which draw the global batch of a step as a pure function of (seed, step).
+"""Draw the samples of a step's global batch as a pure function of (seed, step).
 
-Samplers know nothing about ranks. Epochs follow each other without a gap. If the number of
-samples is not a multiple of the global batch, the last samples of an epoch share a batch with the
-first ones of the next.
+A sampler does not depend on the number of ranks. One epoch follows another without a gap. If the
+number of samples is not a multiple of the global batch, the last samples of an epoch share a batch
+with the first samples of the next epoch.
 
 The published samplers draw fixed counts from strata, which are ranges of length (arXiv 2402.02447).
 Long sequences may therefore be drawn more often than they occur in the data.
 
-The order of an epoch is a keyed permutation, so that no list of millions of samples is stored. The
-image of each element is computed independently, so that any step of any epoch can be drawn
-directly.
+The order of an epoch is a keyed permutation, so no list of millions of samples needs to be stored.
+The permutation of each element is computed independently, so any step of any epoch can be drawn
+without drawing the steps before it.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ class Sampler(Protocol):
     def global_batch(self, step: int) -> Int64Array:
         """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1.
 
-        The lengths of neighbors vary as much as in the whole batch, so that every contiguous part
-        of it is representative.
+        Every contiguous part of the batch is representative, because the lengths of neighboring
+        samples vary as much as in the whole batch.
         """
 
 
 class UniformSampler:
-    """Draws each sample exactly once per epoch, in a new order each time."""
+    """Draws each sample exactly once per epoch, in a new random order for each epoch."""
 
     def __init__(
         self, num_samples: int, global_batch_size: int, seed: int, skip_samples: int = 0
@@ -69,13 +69,14 @@ class UniformSampler:
 
 
 class QuantileSampler:
-    """Draws equally many samples from each of q quantiles of the length.
+    """Draws the same number of samples from each of q quantiles of the length.
 
-    A quantile is a range of lengths with about 1/q of the samples. Every sample is drawn exactly
-    once per epoch, so that the sampler is unbiased. The number of tokens per batch hardly varies,
-    because every batch has equally many samples of each quantile. An epoch is a table with one
-    column per quantile, which is read row by row. If q does not divide the number of samples, some
-    quantiles have one sample more, and these samples form the last row.
+    Here, a quantile is a range of lengths that contains about 1/q of the samples. Every sample is
+    drawn exactly once per epoch, so that the sampler is unbiased. The number of tokens per batch
+    hardly varies, because every batch has the same number of samples from each quantile. The order
+    of an epoch is a table with one column per quantile, which is read row by row. If q does not
+    divide the number of samples, some quantiles have one sample more, and these samples form the
+    last row.
     """
 
     def __init__(
@@ -85,7 +86,11 @@ class QuantileSampler:
         seed: int,
         skip_samples: int = 0,
     ) -> None:
-        """Draw from `order_by_length`, sample ids by length: integer [N], may be a memory map."""
+        """Prepare to draw sample ids from `order_by_length`.
+
+        `order_by_length` contains the sample ids sorted by length. It is an integer array [N] and
+        may be a memory map.
+        """
         self._order = order_by_length
         self._global_batch_size = global_batch_size
         self._seed = seed
@@ -112,7 +117,7 @@ class QuantileSampler:
 
 
 def num_quantiles(global_batch_size: int) -> int:
-    """Return the number of quantiles: the largest divisor of the global batch up to 64."""
+    """Return the number of quantiles, which is the largest divisor of the global batch up to 64."""
     most = min(MOST_QUANTILES, global_batch_size)
     return next(q for q in range(most, 0, -1) if global_batch_size % q == 0)
 
@@ -120,7 +125,10 @@ def num_quantiles(global_batch_size: int) -> int:
 def epochs_of(
     step: int, global_batch_size: int, num_samples: int, skip_samples: int = 0
 ) -> list[tuple[int, Int64Array]]:
-    """Return each epoch that a step draws from, as its number and the offsets in it, int64 [n]."""
+    """Return each epoch that a step draws from, with the positions to draw in that epoch.
+
+    Each element is the number of the epoch and int64 positions in its order.
+    """
     start = skip_samples + (step - 1) * global_batch_size
     stop = start + global_batch_size
     parts = []
@@ -132,7 +140,10 @@ def epochs_of(
 
 
 def _spread(count: int) -> Int64Array:
-    """Order 0 .. count - 1 so that neighbors are far apart (van der Corput, base 2)."""
+    """Return a permutation of 0 .. count - 1 whose neighboring values are far apart.
+
+    The order is that of the van der Corput sequence in base 2.
+    """
     bits = max(1, (count - 1).bit_length())
     reversed_bits = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(count)]
     spread: Int64Array = np.argsort(np.argsort(reversed_bits)).astype(np.int64)
@@ -148,20 +159,19 @@ def make_sampler(
     seed: int,
     skip_samples: int = 0,
 ) -> Sampler:
-    """Make the sampler of a set.
+    """Make the sampler that the config names, for a prepared set.
 
     Args:
         name: the sampler's name in the config.
-        order_by_length: sample ids by length, integer [N].
+        order_by_length: sample ids sorted by length, integer [N].
         length_histogram: element k is the number of samples with k tokens.
         global_batch_size: samples per step.
-        seed: determines the order.
-        skip_samples: number of samples to skip at the start of the sampler's order. The rest of the
-            epoch and all later epochs do not change. The order depends on the seed and, for
-            "quantile", on `num_quantiles`. It must be 0 for the published samplers, and the config
-            rejects other values.
+        seed: determines the random order of the samples.
+        skip_samples: number of samples to skip at the start of the sampler's order. The order of
+            all other samples does not change. It depends on the seed and, for "quantile", on
+            `num_quantiles`. For the published samplers, the config accepts only 0.
 
-    Raises ConfigError if the sampler does not work with this batch or set.
+    Raises ConfigError if the sampler does not support this batch size or this set.
     """
     if name == "uniform":
         return UniformSampler(len(order_by_length), global_batch_size, seed, skip_samples)
@@ -174,7 +184,7 @@ def make_sampler(
 
 @dataclass(frozen=True, slots=True)
 class Strata:
-    """The non-empty strata of a set."""
+    """The non-empty strata (ranges of length) of a prepared set."""
 
     order_by_length: NDArray[Any]  # integer [N]: sample ids by length
     starts: Int64Array  # [K]: index of each stratum's first sample in `order_by_length`
@@ -184,7 +194,10 @@ class Strata:
 
     @classmethod
     def of(cls, order_by_length: NDArray[Any], length_histogram: Sequence[int]) -> "Strata":
-        """Divide a set into strata of equal width. `length_histogram[k]` samples have k tokens."""
+        """Divide a set into strata that cover equally wide ranges of length.
+
+        `length_histogram[k]` is the number of samples with k tokens.
+        """
         counts = np.asarray(length_histogram, dtype=np.int64)
         max_length = len(counts) - 1
         edges = [-(-max_length * number // NUM_STRATA) for number in range(NUM_STRATA + 1)]
@@ -205,13 +218,17 @@ class Strata:
 
     @property
     def mean_length(self) -> float:
-        """Mean number of tokens per sample of the set."""
+        """Mean number of tokens per sample over the whole set."""
         return float(self.sizes @ self.mean_lengths / self.sizes.sum())
 
     def draw(
         self, stratum: Int64Array, index: Int64Array, round_number: Int64Array, seed: int
     ) -> Int64Array:
-        """Return the sample ids at positions `index` of strata in a round. All are int64 [n]."""
+        """Return sample ids, given the stratum, the round and the position in that round of each.
+
+        In each round, the samples of a stratum are drawn in a new random order. All arrays,
+        including the result, are int64 [n].
+        """
         number = round_number * len(self.sizes) + stratum
         image = permute_many(index, self.sizes[stratum], number, (seed,))
         ids: Int64Array = self.order_by_length[self.starts[stratum] + image].astype(np.int64)
@@ -219,18 +236,22 @@ class Strata:
 
 
 class PublishedStrataSampler:
-    """Draws a fixed count from each stratum in every 16 or 12 samples, as in published runs.
+    """Draws a fixed number of samples from each stratum, as in the published runs.
 
-    Each stratum is drawn without replacement and starts its next round when it is used up. A pass
-    lasts as long as every stratum has enough samples for a full step. Samples left over at its end
-    are drawn first in the next pass. The sampler is biased, so the run reports the resulting mean
-    length.
+    The numbers apply to every 16 or 12 consecutive samples. Samples of a stratum are drawn without
+    replacement. When all have been drawn, the stratum starts its next round. A pass ends when a
+    stratum has too few samples left for a full step. The samples of other strata that are left at
+    that point are drawn first in the next pass. Because the sampler is biased toward some lengths,
+    the run reports the mean length of the drawn samples.
     """
 
     def __init__(
         self, strata: Strata, counts: Sequence[int], global_batch_size: int, seed: int
     ) -> None:
-        """Raise ConfigError if the counts do not fit the batch or the sizes of the strata."""
+        """Prepare to draw `counts[i]` samples from stratum i in every `sum(counts)` samples.
+
+        Raises ConfigError if the counts do not match the batch size or the sizes of the strata.
+        """
         group = sum(counts)
         if global_batch_size % group:
             problem = f"the counts {'/'.join(map(str, counts))} need a global batch that is a "
@@ -261,7 +282,7 @@ class PublishedStrataSampler:
 
     @property
     def mean_length(self) -> float:
-        """Mean number of tokens per drawn sample."""
+        """Mean number of tokens per drawn sample, which differs from the mean over the set."""
         return float(self._strata.mean_lengths @ self._counts / self._counts.sum())
 
     @property
@@ -271,12 +292,12 @@ class PublishedStrataSampler:
 
     @property
     def left_over(self) -> tuple[int, ...]:
-        """Samples of each stratum that are left at the end of a pass."""
+        """Number of samples of each stratum that are left at the end of a pass."""
         used = self._counts * self._groups * self.steps_of_pass
         return tuple((self._strata.sizes - used).tolist())
 
     def in_words(self) -> str:
-        """Describe the bias and the samples left over, for the run's log."""
+        """Describe the bias and the samples left at the end of a pass, for the run's log."""
         data = self._strata.mean_length
         left = ", ".join(
             f"{count:,} of {name}"
@@ -300,12 +321,15 @@ class PublishedStrataSampler:
 
 
 def permute(index: Int64Array, size: int, key: tuple[int, ...]) -> Int64Array:
-    """Return the images of `index` under a keyed permutation of 0 .. size - 1 (both int64 [n]).
+    """Apply a keyed permutation of 0 .. size - 1 to each element of `index`.
 
-    Like `permute_many`, this is a Feistel network. It splits a number into two parts and changes
-    each in turn by a keyed function of the other. An image outside the range is permuted again
-    until it is inside (cycle walking). The parts are halves of the smallest sufficient even number
-    of bits, so that at least one image in 4 is inside.
+    `index` and the result are int64 [n].
+
+    Like `permute_many`, this function is a Feistel network. It splits a number into two parts and
+    changes them in turn, each by a keyed function of the other part. If the result is outside the
+    range, it is permuted again until it is inside (cycle walking). The two parts have the same
+    number of bits, which is as small as possible, so that at least one result in 4 is inside the
+    range.
     """
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     round_keys = _round_keys(key)
@@ -321,17 +345,17 @@ def permute(index: Int64Array, size: int, key: tuple[int, ...]) -> Int64Array:
 def permute_many(
     index: Int64Array, sizes: Int64Array, numbers: Int64Array, key: tuple[int, ...]
 ) -> Int64Array:
-    """Return the images of `index` under several keyed permutations, one per element.
+    """Apply keyed permutations to the elements of `index`, each element with its own permutation.
 
-    The two parts of a number are digits whose bases have a product hardly larger than the size
-    (Black and Rogaway, CT-RSA 2002). Groups of any sizes can thus be permuted together, and nearly
-    all images are inside the range.
+    The two parts of a number are digits in two bases whose product is hardly larger than the size
+    (Black and Rogaway, CT-RSA 2002). Nearly all results are therefore inside the range, and
+    permutations of different sizes can be computed together.
 
     Args:
-        index: int64 [n], each at least 0 and below its size.
+        index: int64 [n], each at least 0 and below the size of its permutation.
         sizes: int64 [n], up to 2**53: the permutation of element i is one of 0 .. sizes[i] - 1.
-        numbers: int64 [n], at least 0: number of each element's permutation. Equal numbers must
-            have equal sizes.
+        numbers: int64 [n], at least 0: number of the permutation of each element. Elements with the
+            same number must have the same size.
         key: key of all permutations.
     """
     limits = sizes.astype(np.uint64)
@@ -368,7 +392,10 @@ def _by_digits(
     round_keys: UInt64Array,
     tweaks: UInt64Array,
 ) -> UInt64Array:
-    """Permute value = left * low + right once, with left below `high` and right below `low`."""
+    """Apply all rounds of the Feistel network once to numbers of the form left * low + right.
+
+    The digit left is below `high`, and the digit right is below `low`.
+    """
     left = value // low
     right = value - left * low
     for key_of_left, key_of_right in round_keys.reshape(-1, 2):
@@ -378,7 +405,10 @@ def _by_digits(
 
 
 def _add(digit: UInt64Array, bits: UInt64Array, base: UInt64Array) -> None:
-    """Add the upper half of random bits, scaled to 0 .. base - 1, to a digit in place, mod base."""
+    """Add random numbers to digits in place, modulo the base.
+
+    The numbers are the upper halves of `bits`, scaled to 0 .. base - 1. `bits` is overwritten.
+    """
     bits >>= np.uint64(32)
     bits *= base
     bits >>= np.uint64(32)
@@ -387,7 +417,7 @@ def _add(digit: UInt64Array, bits: UInt64Array, base: UInt64Array) -> None:
 
 
 def _mix(value: UInt64Array) -> UInt64Array:
-    """Mix bits by SplitMix64's finalizer (Steele et al., OOPSLA 2014)."""
+    """Mix the bits of each value with the finalizer of SplitMix64 (Steele et al., OOPSLA 2014)."""
     value = value ^ (value >> np.uint64(30))
     value *= np.uint64(0xBF58476D1CE4E5B9)
     value ^= value >> np.uint64(27)

@@ -1,15 +1,16 @@
-"""Check prepared sets against the config and each other, and check the bytes of their shards.
+"""Check prepared sets against the config and against each other, and check their shards' bytes.
 
-Before the clock starts, only vocabularies, manifests, sidecars and indexes are read, and no sample.
-Each check either raises the first DataError that it finds or returns all of them. Every rank checks
-the files that it will use. The first rank of each node checks all others.
+Before MLPerf's clock starts, these checks read only vocabularies, manifests, sidecars and indexes,
+because MLPerf forbids reading samples. Each check either raises the first DataError that it finds
+or returns all of them. Every rank checks the files that it will use. The first rank of each node
+checks all other files.
 
-Sizes and sidecars do not reveal a flipped bit, but MLPerf forbids touching samples before the clock
-starts. The bytes are therefore checked by a thread that starts right after `run_start` and runs
-during training. The first result of the run waits for it. If the pair of sets is small, its shards
-are hashed and compared with the manifests. If it is larger than SMALL_BYTES, the thread reads only
-some blocks. No manifest contains a digest of these blocks, so checkpoints store it, and a resumed
-run compares it.
+Sizes and sidecars do not reveal a flipped bit in a shard. A thread therefore checks the bytes of
+the shards. It starts right after `run_start` and runs during training, and the run waits for it
+before it reports its first result. If the pair of sets is small, the thread compares the digests of
+its shards with the manifests. If the pair is larger than SMALL_BYTES, the thread reads only evenly
+spaced blocks of the shards. No manifest contains a digest of these blocks. Checkpoints therefore
+store this digest, and a resumed run compares it.
 """
 
 import hashlib
@@ -65,7 +66,7 @@ _LEAVE_S = 5.0  # so that a disk that does not respond cannot delay the end of a
 
 
 def check_sidecar_digest(set_dir: Path, entry: ShardEntry) -> None:
-    """Raise DataError if a shard's sidecar is not the one that the manifest names."""
+    """Raise DataError if the digest of a shard's sidecar differs from the manifest's."""
     path = sidecar_path(set_dir / "shards" / entry.file)
     check_digest(path, entry.sidecar_sha256, SHARD_REMEDY)
 
@@ -80,7 +81,8 @@ def check_index_file(set_dir: Path, file: IndexFile) -> None:
 def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
     """Raise DataError if a number in the index is outside its valid range.
 
-    This matters because planning and evaluation use these numbers before any sample is read.
+    A wrong number would mislead planning and evaluation, which use the index before any sample is
+    read.
     """
     manifest = index.manifest
     limits: tuple[tuple[NDArray[Any], int, int], ...] = (
@@ -97,10 +99,10 @@ def check_index_ranges(set_dir: Path, index: LengthIndex) -> None:
 def wrong_settings(
     set_dir: Path, manifest: Manifest, sidecars: Mapping[str, Sidecar]
 ) -> list[DataError]:
-    """Return errors for shards that were prepared with other settings than the manifest's.
+    """Return an error for each shard whose settings differ from those of the manifest.
 
-    If the manifest lacks a setting, each shard must have the value that most shards have.
-    `sidecars` has the file name of each shard as key, and at least one entry.
+    If the manifest lacks a setting, the value that most shards have is the correct one. `sidecars`
+    maps the file name of each shard to its sidecar and must not be empty.
     """
     names = [field.name for field in fields(next(iter(sidecars.values())).settings)]
     wanted = {}
@@ -121,7 +123,7 @@ def wrong_settings(
 
 
 def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataError]:
-    """Return errors for shards with the same text or examples as an earlier shard."""
+    """Return an error for each shard with the same text or examples as an earlier shard."""
     before: dict[str, str] = {}
     problems = []
     remedy = "prepare the set in a new directory, and pass each text only once"
@@ -135,7 +137,10 @@ def repeated_texts(set_dir: Path, sidecars: Mapping[str, Sidecar]) -> list[DataE
 def shared_texts(
     eval_dir: Path, train: Mapping[str, Sidecar], held_out: Mapping[str, Sidecar]
 ) -> list[DataError]:
-    """Return errors for held-out shards whose text or examples are also in the training set."""
+    """Return an error for each held-out shard whose text or examples are in the training set.
+
+    `train` and `held_out` map the file names of shards to their sidecars.
+    """
     trained_on = {
         digest: f"train's {file}" for file, sidecar in train.items() for digest in _digests(sidecar)
     }
@@ -143,10 +148,11 @@ def shared_texts(
 
 
 def _digests(sidecar: Sidecar) -> dict[str, str]:
-    """Map each digest that a shard can share with another to a description of what they share.
+    """Return the digests that a shard may have in common with another shard.
 
-    The digest of the examples is needed, too, because imported files can contain the same examples
-    in several formats, with different digests of the source.
+    Each digest is mapped to a description of what the shards then have in common. The digest of the
+    examples is included, because imported files can contain the same examples in several formats,
+    which have different source digests.
     """
     descriptions = {sidecar.source_sha256: "was prepared from the same text as"}
     if sidecar.examples_sha256 is not None:
@@ -157,7 +163,10 @@ def _digests(sidecar: Sidecar) -> dict[str, str]:
 def _shared(
     set_dir: Path, sidecars: Mapping[str, Sidecar], others: Mapping[str, str], remedy: str
 ) -> list[DataError]:
-    """Return an error for each shard that shares a digest with `others`, a map to file names."""
+    """Return an error for each shard that has a digest in common with `others`.
+
+    `others` maps digests to file names.
+    """
     problems = []
     for file, sidecar in sidecars.items():
         for digest, description in _digests(sidecar).items():
@@ -180,9 +189,9 @@ class RunData:
 
 
 def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
-    """Open the sets train and eval in `data_dir`, and check them.
+    """Open the prepared sets train and eval in `data_dir`, and check them without reading samples.
 
-    Raises ConfigError or DataError if they do not match the config or each other.
+    Raises ConfigError or DataError if the sets do not match the config or each other.
     """
     train, held_out = (open_index(data_dir / name, config) for name in ("train", "eval"))
     if train.manifest.vocabulary_sha256 != held_out.manifest.vocabulary_sha256:
@@ -205,9 +214,10 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
 
 
 def _check_for_node(data: RunData) -> None:
-    """Check all files except the shards' bytes, for all ranks of a node.
+    """Check all files of both sets except the shards' bytes, on behalf of all ranks of a node.
 
-    Raises DataError if a file was changed after its preparation, or if a text occurs twice.
+    Raises DataError if a file was changed after its preparation, or if both sets or two shards of a
+    set contain the same text.
     """
     for index, reader in ((data.train, data.train_reader), (data.held_out, data.held_out_reader)):
         set_dir, manifest = reader.set_dir, index.manifest
@@ -232,7 +242,10 @@ def _raise_first(problems: list[DataError]) -> None:
 
 
 def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
-    """Open a prepared set. Raises ConfigError if it does not match the config."""
+    """Open the index of a prepared set.
+
+    Raises ConfigError if the set does not match the config.
+    """
     index = LengthIndex.open(set_dir)
     manifest = index.manifest
     if manifest.vocab_size != config.model.vocab_size:
@@ -273,9 +286,10 @@ def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> N
 
 
 def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
-    """Compare the target with the context-free baseline, and return a line that states both.
+    """Compare the target accuracy with the context-free baseline.
 
-    Raises ConfigError if the rules are enforced and the target is too close to the baseline.
+    Returns a line for the console that states both. Raises ConfigError if the rules are enforced
+    and the target is too close to the baseline.
     """
     baseline, target = held_out.manifest.baseline, config.eval.target
     words = "no target accuracy" if target is None else f"target accuracy {target:.4f}"
@@ -301,8 +315,9 @@ class ContentsCheck:
     """A context manager that checks the bytes of the shards in a thread.
 
     Args:
-        readers: the readers of both sets. Empty if another rank of the node does the check.
-        known: digest of a large pair in the checkpoint that the run resumes from, if any.
+        readers: the readers of both sets. Empty if another rank of the node runs the check.
+        known: digest of the blocks of a large pair of sets, from the checkpoint that the run
+            resumes from. None if there is no such digest.
         host: host name to add to errors. Empty if all ranks are on one host.
     """
 
@@ -318,19 +333,20 @@ class ContentsCheck:
         self.was_asked = False
 
     def __enter__(self) -> Self:
-        """Start the check. The clock must have started, because this reads samples."""
+        """Start the check. MLPerf's clock must already run, because the check reads samples."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the check."""
+        """Stop the check, even if it has not finished."""
         self._is_left.set()
         self._thread.join(_LEAVE_S)
 
     def result(self) -> str | None:
-        """Wait for the end of the check, and return the digest of a large pair's blocks, or None.
+        """Wait until the check has finished, and return the digest of a large pair's blocks.
 
-        Raises DataError if a shard does not match its digest, or the blocks do not match `known`.
+        Returns None if the pair is small or another rank runs the check. Raises DataError if a
+        shard does not match its digest, or if the blocks do not match `known`.
         """
         self.was_asked = True
         return self._found.result()
@@ -380,7 +396,10 @@ class ContentsCheck:
         return digest.hexdigest()
 
     def _add(self, digest: "_Hash", path: Path, offsets: Iterable[int], num_bytes: int) -> None:
-        """Add `num_bytes` bytes of a file to the digest at each offset, or fewer at its end."""
+        """Add `num_bytes` bytes of a file, from each offset on, to the digest.
+
+        At the end of the file, fewer bytes are added.
+        """
         try:
             with BufferedReader(open_regular_file(path)) as file:
                 for offset in offsets:

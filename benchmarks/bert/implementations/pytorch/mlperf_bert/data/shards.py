@@ -1,6 +1,7 @@
-"""Read samples from memory-mapped shards at the sidecar's offsets, without the HDF5 library.
+"""Read samples from memory-mapped shards without the HDF5 library.
 
-No sample is read before the first call of `read`, because MLPerf forbids it before the run starts.
+The sidecar of a shard contains the offsets of its arrays. No sample is read before the first call
+of `read`, because MLPerf forbids reading samples before the run starts.
 
 Shape letters: n requested samples, T tokens in total, P masked positions in total.
 """
@@ -34,9 +35,10 @@ class ShardArrays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """n samples laid end to end, in the order of the requested ids.
+    """n samples, concatenated in the order of the requested ids.
 
-    All arrays are int64, unless they were received from another process (data/token_packets.py).
+    All arrays are int64, unless the samples were received from another process
+    (data/token_packets.py).
     """
 
     input_ids: IntArray  # [T]
@@ -49,9 +51,9 @@ class Samples:
 
 
 class Shard:
-    """One shard file, which is mapped on first use.
+    """One shard file, which is mapped into memory on first use.
 
-    The constructor raises DataError if the sidecar is wrong or the file has another size.
+    The constructor raises DataError if the sidecar is wrong, or if the file size differs from it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,18 +63,27 @@ class Shard:
         check_size(path, self.sidecar.shard_bytes, SIDECAR_REMEDY)
 
     def arrays(self) -> ShardArrays:
-        """Return the arrays. The first call maps the file and checks the ends of both tables."""
+        """Return the arrays of the shard.
+
+        The first call maps the file, and checks the first and last entries of both offset tables.
+        """
         if self._arrays is None:
             self._arrays = self._map()
         return self._arrays
 
     def lengths(self) -> IntArray:
-        """Return the tokens per sample, int64 [n], which are all within 1 .. max_seq_length."""
+        """Return the number of tokens per sample, int64 [n].
+
+        Raises DataError if a number is outside 1 .. max_seq_length.
+        """
         limit = self.sidecar.settings.max_seq_length
         return self._spans("offsets", self.arrays().offsets, limit)
 
     def masked_counts(self) -> IntArray:
-        """Return the masked positions per sample, int64 [n], all within 1 .. max_predictions."""
+        """Return the number of masked positions per sample, int64 [n].
+
+        Raises DataError if a number is outside 1 .. max_predictions.
+        """
         limit = self.sidecar.settings.max_predictions
         return self._spans("masked_lm_offsets", self.arrays().masked_lm_offsets, limit)
 
@@ -101,10 +112,10 @@ class Shard:
 
 
 class SampleReader:
-    """Reads samples of a prepared set by their ids, 0 .. num_samples - 1, in any order.
+    """Reads samples of a prepared set by their ids (0 .. num_samples - 1), in any order.
 
     The constructor reads only sidecars. It raises DataError if a shard is missing, has the wrong
-    size, or is not the one that the manifest names.
+    size, or does not match the manifest.
     """
 
     def __init__(self, set_dir: Path, manifest: Manifest) -> None:
@@ -117,13 +128,13 @@ class SampleReader:
         self._first_ids = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
 
     def sidecars(self) -> dict[str, Sidecar]:
-        """Return the sidecars of all shards by the file name of the shard."""
+        """Return the sidecar of each shard, with the shard's file name as key."""
         return {shard.path.name: shard.sidecar for shard in self.shards}
 
     def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the shard number of each sample and its row there, both int64 [n].
+        """Return the number of each sample's shard and its index in that shard, both int64 [n].
 
-        Raises DataError if `ids` is empty or an id is out of range.
+        Raises DataError if `ids` is empty, or if an id is out of range.
         """
         if len(ids) == 0 or ids.min() < 0 or ids.max() >= self.manifest.num_samples:
             problem = f"sample ids {ids.min(initial=0)} .. {ids.max(initial=-1)} do not exist"
@@ -133,7 +144,7 @@ class SampleReader:
         return numbers, ids - self._first_ids[numbers]
 
     def read(self, ids: IntArray) -> Samples:
-        """Read the samples with these ids, int64 [n].
+        """Read the samples with the given ids, int64 [n], in the order of the ids.
 
         Raises DataError if an id is out of range, or if the contents of a shard contradict the
         manifest.
@@ -175,7 +186,11 @@ class SampleReader:
 
 
 def _out_of_range(samples: Samples, manifest: Manifest) -> dict[str, NDArray[np.bool_]]:
-    """Map each array name to bool [n], which is true for samples with an invalid value."""
+    """Find samples with values outside their valid range.
+
+    Returns a dictionary from the name of each array to a bool [n], which is true for samples with
+    an invalid value.
+    """
     lengths, counts = samples.lengths, samples.masked_counts
     vocab_size, starts_of_b = manifest.vocab_size, samples.segment_b_start
     return {
@@ -196,7 +211,7 @@ def _largest(values: IntArray, counts: IntArray) -> IntArray:
 
 
 def size_error(set_dir: Path) -> DataError:
-    """Make the error for samples whose size differs from the plan of their step."""
+    """Make the error that is raised if the size of a sample differs from the plan of its step."""
     problem = "the sizes of its samples do not match its index"
     remedy = "check this set with `mlperf_bert verify --full`, and prepare it again"
     return DataError(str(set_dir), problem, remedy)

@@ -1,7 +1,7 @@
-"""Encode samples as messages with real tokens only, in the narrowest sufficient dtypes.
+"""Encode samples as messages that contain only real tokens, in the smallest sufficient dtypes.
 
 A packet is a header followed by the arrays of `_FIELDS`. A message may contain several packets.
-Received `Samples` are views of the bytes and keep the narrow dtypes.
+Received `Samples` are views of the message's bytes and keep these dtypes.
 
 Shape letters: n samples, T tokens in total, P masked positions in total.
 """
@@ -41,7 +41,7 @@ def narrowed(samples: Samples, token: np.dtype[Any]) -> Samples:
 
 
 def pack(samples: Samples) -> Bytes:
-    """Encode narrowed samples as one packet."""
+    """Encode the results of `narrowed` as one packet."""
     sizes = [len(samples.lengths), len(samples.input_ids), len(samples.masked_ids)]
     header = np.array([*sizes, samples.input_ids.dtype.itemsize], dtype="<i8")
     arrays = [getattr(samples, name) for name in _FIELDS]
@@ -65,29 +65,30 @@ def unpack(received: Bytes) -> list[Samples]:
 
 
 def join(parts: Sequence[Samples]) -> Samples:
-    """Concatenate the samples of one or more parts."""
+    """Concatenate one or more `Samples`, in order."""
     return _make_samples(lambda name: np.concatenate([getattr(part, name) for part in parts]))
 
 
 def take(samples: Samples, indices: Int64Array) -> Samples:
-    """Select the samples at `indices`, int64 [m], in this order."""
+    """Return the samples at `indices`, int64 [m], in the order of the indices."""
     tokens, masked = _rows(samples.lengths, indices), _rows(samples.masked_counts, indices)
     by_field = (indices, tokens, masked)
     return _make_samples(lambda name: getattr(samples, name)[by_field[_FIELDS[name][0]]])
 
 
 def split(samples: Samples, counts: Int64Array) -> list[Samples]:
-    """Split samples into consecutive parts, of which part i has `counts[i]` samples."""
+    """Split samples into consecutive parts. Part i contains `counts[i]` samples."""
     spans = zip(np.cumsum(counts) - counts, np.cumsum(counts), strict=True)
     return [take(samples, np.arange(start, stop)) for start, stop in spans]
 
 
 def gathered_bytes(lengths: NDArray[Any], masked_counts: NDArray[Any], token: np.dtype[Any]) -> int:
-    """Return the bytes that each of G ranks receives from the others in one step of an exchange.
+    """Return the number of bytes that a rank receives from others in one step of an exchange.
 
-    Both arrays come from the index. They are [G, A, b] for the samples that the ranks of one group
-    drew for A micro-batches. Messages are padded to the group's largest (data/exchange.py), and
-    SIZE_BYTES from each rank announce the size of its message.
+    The number is the same for each of the G ranks of a group. Both arrays contain numbers from the
+    index, [G, A, b], for the samples drawn for the group's ranks and their A micro-batches.
+    Messages are padded to the size of the group's largest message (data/exchange.py). In addition,
+    each rank sends SIZE_BYTES to announce the size of its message.
     """
     num_ranks, micro_batches, batch_size = lengths.shape
     sizes = (
@@ -110,7 +111,10 @@ def _make_samples(array: Callable[[str], NDArray[Any]]) -> Samples:
 
 
 def _rows(counts: NDArray[Any], indices: Int64Array) -> Int64Array:
-    """Return the rows of all elements of the samples at `indices`. Sample i has `counts[i]`."""
+    """Return the indices of all elements that belong to the samples at `indices`.
+
+    Sample i has `counts[i]` elements, which are stored one sample after the other.
+    """
     starts = np.cumsum(counts, dtype=np.int64) - counts
     taken = counts[indices].astype(np.int64)
     before = np.cumsum(taken) - taken

@@ -1,1 +1,1 @@
-"""Evaluation of the masked-LM accuracy on the held-out set."""
+"""Evaluate the masked-LM accuracy of a model on the held-out set."""

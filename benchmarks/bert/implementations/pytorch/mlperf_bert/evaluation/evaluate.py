@@ -1,8 +1,9 @@
 """Compute the masked-LM accuracy over the whole held-out set, sharded over the ranks.
 
-The set is divided into batches by tokens. Their shapes come from the index, before any sample is
-read. A batch depends only on the set and on the tokens per micro-batch, so that the computation for
-each masked token is the same on any number of ranks.
+The set is divided into batches with similar numbers of tokens. The index determines the shapes of
+these batches, so no sample is read to compute them. A batch depends only on the set and on the
+number of tokens per micro-batch. The result for each masked token is therefore the same on any
+number of ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +37,10 @@ TOKENS_CPU = 4_096
 
 
 def tokens_per_micro_batch(index: LengthIndex, world_size: int, device: torch.device) -> int:
-    """Return the device's default tokens per micro-batch, or a rank's share of a smaller set.
+    """Return the number of tokens per micro-batch of the evaluation.
+
+    The result is the default for the device, or a rank's share of the held-out set if that is
+    smaller.
 
     Args:
         index: index of the held-out set.
@@ -48,9 +52,10 @@ def tokens_per_micro_batch(index: LengthIndex, world_size: int, device: torch.de
 
 
 def cut_by_tokens(index: LengthIndex, num_tokens: int) -> list[IntArray]:
-    """Divide the set into batches of about `num_tokens` tokens or fewer, sorted by length.
+    """Divide the set into batches of about `num_tokens` tokens or fewer.
 
-    All batches have about the same number of tokens. Returns the sample ids of each batch, int64.
+    Samples are sorted by length, and all batches have about the same number of tokens. Returns the
+    sample ids of each batch, int64.
     """
     order = index.order_by_length.astype(np.int64)
     ends = np.cumsum(index.lengths[order], dtype=np.int64)
@@ -61,7 +66,10 @@ def cut_by_tokens(index: LengthIndex, num_tokens: int) -> list[IntArray]:
 
 
 class HeldOutBatches:
-    """One rank's held-out batches, in static tensors that a captured evaluation reads."""
+    """The held-out batches of one rank, in tensors whose addresses never change.
+
+    A captured evaluation reads these tensors.
+    """
 
     def __init__(
         self,
@@ -73,7 +81,10 @@ class HeldOutBatches:
         world_size: int,
         device: torch.device,
     ) -> None:
-        """Use every `world_size`-th batch of `cut_by_tokens`, so that ranks get similar lengths."""
+        """Allocate every `world_size`-th batch of `cut_by_tokens` for this rank.
+
+        All ranks thus get batches with similar lengths.
+        """
         mine = cut_by_tokens(index, num_tokens)[rank::world_size]
         # The largest batch comes first, so that the memory it returns to the allocator is large
         # enough for all others.
@@ -86,17 +97,23 @@ class HeldOutBatches:
 
     @cached_property
     def static(self) -> list[UnpaddedBatch]:
-        """The batches on the device, with final shapes and addresses. Zero until `fill`."""
+        """The batches on the device, in their final shapes and at their final addresses.
+
+        They contain no samples before the call of `fill`.
+        """
         return [self._blank(ids).to(self._device) for ids in self._ids]
 
     def read_ahead(self) -> None:
-        """Start reading the samples in a thread, so that `fill` does not wait for the disk."""
+        """Start reading the samples in a thread, so that `fill` need not wait for the disk."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="held-out")
         self._reading = thread.submit(self._read)
         thread.shutdown(wait=False)
 
     def fill(self) -> None:
-        """Copy the samples into `static` on the first call. Raises DataError if reading fails."""
+        """Copy the samples into `static`, on the first call only.
+
+        Raises DataError if the samples cannot be read.
+        """
         if self._is_filled:
             return
         read = self._read() if self._reading is None else self._reading.result()
@@ -106,7 +123,10 @@ class HeldOutBatches:
         self._is_filled = True
 
     def _blank(self, ids: IntArray) -> UnpaddedBatch:
-        """Make a host batch of the right sizes with token 0 only and its first tokens masked."""
+        """Make a batch in host memory with the sizes of the samples `ids`, without reading them.
+
+        Each input token is token 0, and the masked positions are the first ones of each sequence.
+        """
         lengths = self._index.lengths[ids].astype(np.int64)
         counts = self._index.masked_counts[ids].astype(np.int64)
         batch = empty_batch(tuple(lengths.tolist()), tuple(counts.tolist()))
@@ -142,7 +162,7 @@ def _tensors(batch: UnpaddedBatch) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Counts of correct predictions over the whole held-out set."""
+    """Numbers of masked tokens and correct predictions over the whole held-out set."""
 
     correct: int
     masked_tokens: int
@@ -151,18 +171,21 @@ class Accuracy:
 
     @property
     def mlm_accuracy(self) -> float:
-        """Fraction of masked tokens that are predicted correctly, which is MLPerf's metric."""
+        """Fraction of masked tokens that the model predicts correctly, which is MLPerf's metric."""
         return self.correct / self.masked_tokens
 
     @property
     def mask_only_accuracy(self) -> float:
-        """Accuracy on inputs that are [MASK], where copying the input cannot be correct."""
+        """Accuracy on masked tokens whose input is [MASK].
+
+        On these tokens, the model cannot be correct by copying its input.
+        """
         return self.correct_at_mask / max(1, self.mask_inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The result of one evaluation, and how long it took."""
+    """The result of one evaluation and its duration."""
 
     samples: int
     accuracy: Accuracy
@@ -170,9 +193,10 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluates a model together with the other ranks, each on its share of the held-out set.
+    """Evaluates a model on all ranks, each of which uses its share of the held-out set.
 
-    Shapes come from the index, so that everything is built and captured before a sample is read.
+    The index determines all shapes, so that the evaluation can be captured before any sample is
+    read.
     """
 
     def __init__(
@@ -236,12 +260,16 @@ class Evaluator:
 
     @property
     def context_free_accuracy(self) -> float | None:
-        """Accuracy of the context-free baseline, 0 .. 1, or None if the manifest lacks it."""
+        """Accuracy of the context-free baseline, 0 .. 1, or None if it is not in the manifest."""
         baseline = self._manifest.baseline
         return None if baseline is None else baseline.context_free_accuracy
 
     def in_words(self, accuracy: Accuracy) -> str:
-        """Describe both accuracies, with multiples of the context-free baseline if it is known."""
+        """Describe both accuracies for the console.
+
+        If the accuracies of the context-free baseline are known, the text also states the ratios to
+        them.
+        """
         baseline = self._manifest.baseline
         words = []
         for name, reached, floor in (
@@ -257,9 +285,9 @@ class Evaluator:
         return ", ".join(words)
 
     def prepare(self, model: nn.Module) -> None:
-        """Capture the evaluation of `model` if steps are captured, without reading a sample.
+        """If steps are captured, capture the evaluation of `model` without reading samples.
 
-        Call it in the untimed init phase. From then on, the weights must stay at their addresses.
+        Call it in the untimed init phase. Afterwards, the addresses of the weights must not change.
         """
         if self._step_mode == "captured":
             with _evaluation_of(model):
@@ -268,17 +296,20 @@ class Evaluator:
             self._prepared = model
 
     def __enter__(self) -> Self:
-        """Start the run phase, in which a thread reads the samples while training starts."""
+        """Start the run phase. A thread reads the samples while training starts."""
         self._batches.read_ahead()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Free the captured graph. After an error it stays, because its work may never finish."""
+        """Free the captured graph.
+
+        After an error the graph is kept, because its work on the device may never finish.
+        """
         if kind is None and self._replay is not None:
             self._replay.close()
 
     def __call__(self, model: nn.Module) -> Accuracy:
-        """Evaluate a bare model (not wrapped for data parallelism).
+        """Evaluate a model that is not wrapped for data parallelism.
 
         Returns the accuracy over all ranks, which is the same on each rank. The first call reads
         the samples and keeps them on the device.
@@ -293,7 +324,10 @@ class Evaluator:
         return Accuracy(*counts.tolist())  # host sync, because the host decides when to stop
 
     def _count_batches(self, model: nn.Module, batches: list[UnpaddedBatch]) -> Tensor:
-        """Count over some batches. Returns int64 [4], in the order of the fields of `Accuracy`."""
+        """Count masked tokens and correct predictions in some batches.
+
+        Returns int64 [4], in the order of the fields of `Accuracy`.
+        """
         counts = torch.zeros(4, dtype=torch.int64, device=self._device)
         for done, batch in enumerate(batches, start=1):
             counts += self._count_one(model, batch)
@@ -309,7 +343,7 @@ class Evaluator:
 
 @contextmanager
 def _evaluation_of(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and gradients in the body."""
+    """Disable dropout and gradients inside the with block."""
     was_training = model.training
     model.eval()
     try:

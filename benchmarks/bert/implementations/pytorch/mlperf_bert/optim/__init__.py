@@ -1,1 +1,1 @@
-"""Optimizers (pure update functions and thin classes) and the learning-rate schedule."""
+"""Optimizers, each as a readable update function and a class, and learning-rate schedules."""

@@ -1,9 +1,9 @@
-"""Adapters that run NVIDIA apex's fused AdamW and LAMB on the flat buffers.
+"""Run the fused AdamW and LAMB of NVIDIA's apex library on the flat buffers.
 
-They are tested against apex's documented interface, but have never run with the real apex, which
-needs a GPU and comes with NVIDIA's container images. Of apex's two LAMB implementations they use
-`FusedMixedPrecisionLamb`, because `FusedLAMB` gets the learning rate and the step number from the
-host and needs the host to skip a step.
+These adapters are tested against apex's documented interface. They have never run with apex itself,
+which needs a GPU and comes with NVIDIA's container images. LAMB uses apex's
+`FusedMixedPrecisionLamb`. apex's other implementation, `FusedLAMB`, gets the learning rate and the
+step number from the host and requires the host to decide whether to skip a step.
 """
 
 import importlib
@@ -24,12 +24,12 @@ from mlperf_bert.optim.flat_optimizer import (
 
 
 class ApexOptimizer(FlatOptimizer):
-    """Base class that runs apex's optimizers on views of one shard.
+    """Base class of the adapters, which run apex's optimizers on views of one shard.
 
-    One apex optimizer updates the decayed tensors, and another one those exempt from decay. They
-    receive weights, gradients, masters and moments, and before every step the learning rate and the
-    number of updates. Because apex keeps no other state, checkpoints and the warm-up need no extra
-    code. A step overwrites the gradients.
+    One apex optimizer updates the tensors with weight decay, and another one the tensors without.
+    Both receive weights, gradients, masters and moments. Before every step they also receive the
+    learning rate and the number of updates. Because apex keeps no other state, checkpoints and the
+    warm-up need no extra code. A step overwrites the gradients.
 
     Raises ConfigError if apex is not installed or cannot create the optimizer.
     """
@@ -61,7 +61,7 @@ class ApexOptimizer(FlatOptimizer):
                 self._fused.append(fused)
 
     def update(self, scalars: StepScalars) -> None:
-        """Run apex's kernels, which read all arguments on the device."""
+        """Run apex's kernels for one update. They read all arguments on the device."""
         scaler = _Scaler(scalars)
         for fused in self._fused:
             fused._dummy_overflow_buf.zero_()  # after a skipped step it would freeze the count
@@ -71,15 +71,21 @@ class ApexOptimizer(FlatOptimizer):
             fused.step(grad_scaler=scaler)
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Make apex's optimizer for `parameters`. If `adapted`, LAMB scales their updates."""
+        """Make apex's optimizer for `parameters`, with weight decay `decay`.
+
+        If `adapted` is true, LAMB scales the updates of these parameters by the trust ratio.
+        """
         raise NotImplementedError
 
 
 class ApexAdamW(ApexOptimizer):
-    """Runs `adamw_update` with apex's FusedAdam, which keeps no masters of bf16 weights."""
+    """Runs `adamw_update` with apex's FusedAdam.
+
+    FusedAdam updates bfloat16 weights without float32 masters.
+    """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Make apex's FusedAdam, which does not use `adapted`."""
+        """Make apex's FusedAdam for `parameters`. It ignores `adapted`."""
         return _make("FusedAdam", parameters, self.constants, decay, capturable=True)
 
 
@@ -87,12 +93,16 @@ class ApexLAMB(ApexOptimizer):
     """Runs `lamb_update` with apex's FusedMixedPrecisionLamb.
 
     If the norm of the gradients overflows float32, apex skips the update but counts it. In bf16,
-    apex's first kernel passes the updates to the second in place of the bf16 gradients. Its masters
-    therefore change by updates rounded to 8 bits, and ours by exact ones.
+    apex's first kernel passes the updates to the second in place of the bf16 gradients. apex's
+    masters therefore change by updates rounded to 8 significant bits, while those of this project's
+    `LAMB` change by exact updates.
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Make apex's LAMB. Without `use_nvlamb` it adapts only tensors with weight decay."""
+        """Make apex's LAMB for `parameters`.
+
+        Without `use_nvlamb`, apex scales only the updates of tensors with weight decay.
+        """
         return _make(
             "FusedMixedPrecisionLamb",
             parameters,
@@ -106,17 +116,17 @@ class ApexLAMB(ApexOptimizer):
 
 
 class _Scaler:
-    """The methods of a `torch.amp.GradScaler` that apex calls."""
+    """Provides the methods of a `torch.amp.GradScaler` that apex calls."""
 
     def __init__(self, scalars: StepScalars) -> None:
         self._scalars = scalars
 
     def _check_inf_per_device(self, _optimizer: Any) -> dict[torch.device, Tensor]:
-        """Return the tensor that is 1.0 if the step must be skipped."""
+        """Return the tensor that is 1.0 if the step must be skipped, with its device as key."""
         return {self._scalars.skip.device: self._scalars.skip}
 
     def _get_scale_async(self) -> Tensor:
-        """Return the scale by which apex divides gradients."""
+        """Return the scale by which apex divides the gradients."""
         return self._scalars.gradient_factor.reciprocal()
 
 

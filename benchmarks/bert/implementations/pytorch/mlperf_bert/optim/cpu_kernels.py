@@ -1,7 +1,7 @@
-"""Run one AdamW, LAMB or Muon update of a flat shard on a CPU, with torch's and compiled kernels.
+"""Run one AdamW, LAMB or Muon update of a flat shard on a CPU, with torch and compiled kernels.
 
-The math is that of `adamw_update`, `lamb_update` and `muon_update`, but the bias corrections are
-folded into the constants. Each thread works on a range of blocks.
+The kernels compute the same as `adamw_update`, `lamb_update` and `muon_update`, but with the bias
+corrections folded into the constants. Each thread works on a range of blocks.
 """
 
 import math
@@ -26,7 +26,7 @@ MIN_BLOCKS_PER_THREAD = 1024  # a million elements, which take far longer than s
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Run one step of AdamW. See `Kernels.adamw`."""
+    """Run one step of AdamW on every element of a shard. See `Kernels.adamw`."""
     if scalars.skip.item() == 1.0:
         return
     _fused_adamw(shard, constants, scalars, list(_runs(shard, shard.weight_decay)))
@@ -35,7 +35,7 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
 
 
 def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update momentum and directions of Muon's matrices. See `Kernels.muon_momentum`."""
+    """Update the momentum and the directions of Muon's matrices. See `Kernels.muon_momentum`."""
     if scalars.skip.item() == 1.0:
         return
     assert shard.direction is not None and shard.direction_scale is not None
@@ -48,7 +48,7 @@ def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) 
 
 
 def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update masters and weights by Muon. See `Kernels.muon_apply`."""
+    """Update masters and weights by one step of Muon. See `Kernels.muon_apply`."""
     if scalars.skip.item() == 1.0:
         return
     assert shard.direction is not None and shard.direction_scale is not None
@@ -67,7 +67,7 @@ def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def _fused_adamw(
     shard: FlatShard, constants: Constants, scalars: StepScalars, runs: Sequence[Run]
 ) -> None:
-    """Run AdamW on runs of blocks, each with its own weight decay."""
+    """Run one step of AdamW on some runs of blocks, each with its own weight decay."""
     factor = scalars.gradient_factor.item()
     correction_1, root_2 = scalars.correction_1.item(), math.sqrt(scalars.correction_2.item())
     # lr * (m / c1) / (sqrt(v / c2) + eps) equals the form without corrections with another lr and
@@ -96,7 +96,7 @@ def _fused_adamw(
 
 
 def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-    """Update LAMB's moments, and sum squares for norms. See `Kernels.lamb_norms`."""
+    """Update LAMB's moments, and sum the squares for its norms. See `Kernels.lamb_norms`."""
     num_tensors = len(shard.weight_decay)
     if scalars.skip.item() == 1.0:
         return torch.zeros((num_tensors, 2), dtype=torch.float64)
@@ -124,7 +124,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """Update masters and weights by LAMB. See `Kernels.lamb_apply`."""
+    """Update masters and weights by one step of LAMB. See `Kernels.lamb_apply`."""
     if scalars.skip.item() == 1.0:
         return
     tensors = shard.tensor_of_block.numpy()
@@ -143,7 +143,10 @@ def lamb_apply(
 
 
 def _runs(shard: FlatShard, *tables: Tensor) -> Iterator[Run]:
-    """Yield runs of blocks whose tensors have the same values in all tables [tensors]."""
+    """Yield runs of consecutive blocks whose tensors have the same value in every table.
+
+    Each table is [tensors]. Yields the slice of the run's elements, and the run's values.
+    """
     numbers = torch.stack(tables, dim=1).numpy()[shard.tensor_of_block.numpy()]
     changes = 1 + np.flatnonzero((numbers[1:] != numbers[:-1]).any(axis=1))
     edges = [0, *changes.tolist(), len(numbers)]
@@ -154,7 +157,11 @@ def _runs(shard: FlatShard, *tables: Tensor) -> Iterator[Run]:
 def _update_arguments(
     shard: FlatShard, constants: Constants, scalars: StepScalars
 ) -> tuple[Any, ...]:
-    """Return the update's other arguments in the masters' dtype, with weight decay per block."""
+    """Return the arguments that both LAMB kernels need in addition to the buffers.
+
+    These are the bias corrections, epsilon and the weight decay of each block, in the dtype of the
+    masters.
+    """
     dtype = _dtype(shard)
     inverses = (1 / scalars.correction_1.item(), 1 / scalars.correction_2.item())
     decays = shard.weight_decay.numpy()[shard.tensor_of_block.numpy()]

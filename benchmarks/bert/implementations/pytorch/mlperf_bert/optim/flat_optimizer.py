@@ -1,14 +1,15 @@
-"""A rank's optimizer state and its update on flat buffers, common to all update rules.
+"""Store and update a rank's optimizer state on flat buffers, for all update rules.
 
-With one shard, a rank updates everything without communication. With several (ZeRO stage 1, arXiv
-1910.02054), it stores and updates only the masters and moments of its own pieces. The updated
-pieces are gathered one bucket at a time while the next forward pass starts, in the order that it
-needs them. All other code that reads the model's weights must call `wait_for_weights` first.
+If the optimizer state is not sharded, each rank updates all weights without communication. If it is
+sharded (ZeRO stage 1, arXiv 1910.02054), a rank stores and updates only the masters and moments of
+its own shard. The updated weights are then gathered from all shards, one bucket at a time, while
+the next forward pass starts. The buckets have the order in which the forward pass needs them. All
+other code that reads the model's weights must call `wait_for_weights` first.
 
-A flat buffer contains many tensors one after the other. Each starts at a multiple of BLOCK elements
-and is padded with zeros up to the next. Every block of BLOCK elements therefore belongs to exactly
-one tensor, also in slices cut at multiples of BLOCK, and a kernel can look up which one. The zeros
-stay zero under all update rules.
+A flat buffer contains many tensors one after the other. Each tensor starts at a multiple of BLOCK
+elements and is padded with zeros up to the next multiple. Every block of BLOCK elements therefore
+belongs to exactly one tensor, and a kernel can look up this tensor. This is also true for slices
+that are cut at multiples of BLOCK. All update rules keep the zeros of the padding.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,13 +27,16 @@ Copy = Callable[[str, Tensor], Tensor]
 
 
 def copy_to_host(name: str, tensor: Tensor) -> Tensor:
-    """Copy `tensor` to the host. The name is not used."""
+    """Copy `tensor` to the host. This function ignores the name."""
     return tensor.to("cpu", copy=True)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatShard:
-    """n contiguous elements (a multiple of BLOCK) of all flat buffers, on one device."""
+    """The same n contiguous elements of all flat buffers, on one device.
+
+    n is a multiple of BLOCK.
+    """
 
     masters: Tensor  # [n] float32 or float64: the unrounded weights
     gradients: Tensor  # [n] of any float dtype
@@ -47,7 +51,10 @@ class FlatShard:
     direction_scale: Tensor | None = None  # [tensors] float64: scale of `direction`, 0 for AdamW
 
     def part(self, start: int, stop: int) -> "FlatShard":
-        """Return views of the elements `start` to `stop`, both multiples of BLOCK."""
+        """Return the elements from `start` up to, but not including, `stop`, as views.
+
+        Both bounds must be multiples of BLOCK.
+        """
         elements, blocks = slice(start, stop), slice(start // BLOCK, stop // BLOCK)
         return FlatShard(
             masters=self.masters[elements],
@@ -68,7 +75,7 @@ MUON_MOMENTUM = 0.95  # momentum of Muon's matrices (arXiv 2502.16982)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
-    """An optimizer's constants, the same for all tensors and steps."""
+    """The constants of an optimizer, which are the same for all tensors and steps."""
 
     beta_1: float
     beta_2: float
@@ -78,7 +85,10 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepScalars:
-    """Scalars that change each step: 0-d tensors on the shard's device, to avoid a host sync."""
+    """Scalars that change with each step, as 0-d tensors on the shard's device.
+
+    Kernels can read them there without synchronizing the host with the device.
+    """
 
     learning_rate: Tensor  # float64
     correction_1: Tensor  # float64: 1 - beta_1 ** t in update number t, from 1
@@ -90,15 +100,15 @@ class StepScalars:
 class Kernels(Protocol):
     """Kernels that update a shard in place, implemented in cpu_kernels.py and triton_kernels.py.
 
-    If `scalars.skip` is 1.0, they write nothing. A kernel may leave the gradients multiplied by
-    `scalars.gradient_factor`.
+    If `scalars.skip` is 1.0, kernels do not change the shard. A kernel may leave the gradients
+    multiplied by `scalars.gradient_factor`.
     """
 
     def adamw(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
         """Run one step of `adamw_update` on every element."""
 
     def lamb_norms(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-        """Run the first half of `lamb_update`, which updates moments, and sum squares for norms.
+        """Run the first half of `lamb_update`: update the moments, and sum squares for the norms.
 
         Returns:
             [tensors, 2] float64: the sums of masters**2 and update**2 over this shard's elements of
@@ -110,27 +120,28 @@ class Kernels(Protocol):
     ) -> None:
         """Run the second half of `lamb_update`, which updates masters and weights.
 
-        `ratios` [tensors], float32 or float64, are the trust ratios of the tensors.
+        `ratios` contains the trust ratio of each tensor, float32 or float64 [tensors].
         """
 
     def muon_momentum(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-        """Run the first half of `muon_update`, which updates matrices' momentum and directions."""
+        """Run the first half of `muon_update` on all matrices: update momentum and directions."""
 
     def muon_apply(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-        """Apply the orthogonalized directions to matrices, and `adamw_update` to all others."""
+        """Apply the orthogonalized directions to matrices, and `adamw_update` to other tensors."""
 
 
 class FlatOptimizer:
-    """Base class of all optimizers. A subclass defines the update rule in `update`.
+    """Base class of all optimizers. A subclass implements the update rule in `update`.
 
     Args:
         buffers: the model's flat buffers.
-        initial: [layout.numel], the weights before rounding to the buffers' dtype, or the buffers'
-            own weights if nothing was rounded.
-        gradients: [layout.shard_numel], receives this shard's reduced gradients.
+        initial: [layout.numel], the weights before they were rounded to the buffers' dtype. If they
+            were not rounded, these are the buffers' own weights.
+        gradients: [layout.shard_numel], the memory that receives the reduced gradients of this
+            shard.
         others: group of the ranks that hold the other shards.
         constants: constants of the update rule.
-        weight_decay: weight decay of all tensors that are not exempt (`is_exempt`).
+        weight_decay: weight decay of all tensors except those for which `is_exempt` returns true.
         kernels: update kernels for the device of the weights.
     """
 
@@ -154,19 +165,21 @@ class FlatOptimizer:
         self.parts = list(self._cut(buffers.layout))
 
     def zero_grad(self) -> None:
-        """Start an update with zero gradients."""
+        """Set all gradients to zero before the first backward pass of an update."""
         self._buffers.begin_update()
 
     @torch.no_grad()
     def step(self, learning_rate: Tensor, gradient_factor: Tensor, skip: Tensor) -> None:
-        """Run one update without waiting for it.
+        """Run one update. On a GPU, the host does not wait until it has finished.
 
-        When this returns, weights of other shards may not have been received yet.
+        When this method returns, this rank may not have received the weights of other shards yet.
+        See `wait_for_weights`.
 
         Args:
-            learning_rate: 0-d float64.
-            gradient_factor: 0-d float32, by which every gradient is first multiplied.
-            skip: 0-d float32. If 1.0, weights, moments and the count of updates do not change.
+            learning_rate: 0-d float64 tensor.
+            gradient_factor: 0-d float32 tensor by which every gradient is multiplied first.
+            skip: 0-d float32 tensor. If it is 1.0, weights, moments and the count of updates do not
+                change.
         """
         self.wait_for_weights()  # needed if the model did not use all of its weights
         self._buffers.collect()
@@ -183,17 +196,23 @@ class FlatOptimizer:
         )
 
     def reduced(self) -> FlatShard:
-        """Return this rank's shard with the reduced gradients. Call it before `step`."""
+        """Return this rank's shard, which contains the reduced gradients of an update.
+
+        Call this method before `step`, which may change the gradients.
+        """
         self._buffers.collect()
         return self.shard
 
     def wait_for_weights(self) -> None:
-        """Wait until all weights are in the model. On a GPU, only work queued later waits."""
+        """Wait until the model contains the updated weights of all shards.
+
+        On a GPU, the host does not wait, but work queued later on the current stream does.
+        """
         self.others.wait()
 
     @property
     def layout(self) -> FlatLayout:
-        """Layout of the tensors in the whole buffers."""
+        """Layout of the parameters in the whole flat buffers."""
         return self._buffers.layout
 
     @property
@@ -203,34 +222,37 @@ class FlatOptimizer:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all parameters, by name."""
+        """Shape of each parameter, by name."""
         return {tensor.name: tensor.shape for tensor in self._buffers.layout.tensors}
 
     def segments(self) -> Iterator[Segment]:
-        """Yield the parts of parameters in this rank's shard, with their positions."""
+        """Yield the parts of parameters that are in this rank's shard, with their positions."""
         return self._buffers.layout.segments(self.others.index)
 
     def flat_state(self) -> dict[str, Tensor]:
-        """Return this rank's shard of the moments, [shard_numel] each, without copying."""
+        """Return the moments of this rank's shard by name, each [shard_numel], without a copy."""
         return {"exp_avg": self.shard.exp_avg, "exp_avg_sq": self.shard.exp_avg_sq}
 
     def scalar_state(self) -> dict[str, Tensor]:
-        """Return the state shared by all weights: 0-d tensors, equal on all ranks, not copied."""
+        """Return the optimizer's scalars, which all weights share, by name.
+
+        They are 0-d tensors, equal on all ranks, and are not copied.
+        """
         return {"updates": self._updates}
 
     def changed_by_step(self) -> dict[str, Tensor]:
-        """Return all tensors of this rank that a step changes, except the model's weights."""
+        """Return all tensors of this rank that a step changes, except the weights in the model."""
         # The rounded weights are included because a skipped step publishes them again.
         rounded = {} if self.shard.weights is None else {"weights": self.shard.weights}
         moments_and_scalars = {**self.flat_state(), **self.scalar_state()}
         return {"masters": self.shard.masters, **rounded, **moments_and_scalars}
 
     def exact_weights(self, *, keep: bool = True, copy: Copy = copy_to_host) -> dict[str, Tensor]:
-        """Gather all parameters before rounding to the model's dtype, on the CPU.
+        """Gather all parameters on the CPU, before they are rounded to the model's dtype.
 
-        Collective: all ranks must call it. A rank with `keep` false only takes part in the
-        communication. `copy` is called with one bucket at a time, and the parameters are views of
-        its results.
+        Collective: all ranks must call it. If `keep` is false, a rank only takes part in the
+        communication. The method calls `copy` with one bucket at a time. The returned parameters
+        are views of the results of these calls.
         """
         self.wait_for_weights()
         exact = {}
@@ -249,9 +271,9 @@ class FlatOptimizer:
         return exact
 
     def set_weights(self, exact: Mapping[str, Tensor]) -> None:
-        """Set all parameters to these exact weights, and the model's weights to the rounded ones.
+        """Set all parameters to the weights in `exact`, rounded to the model's dtype.
 
-        Collective: all ranks must call it.
+        The optimizer keeps the weights without rounding. Collective: all ranks must call it.
         """
         self.wait_for_weights()
         for segment in self.segments():
@@ -264,14 +286,15 @@ class FlatOptimizer:
         self.wait_for_weights()
 
     def update(self, scalars: StepScalars) -> None:
-        """Update and publish the shard. Subclasses implement this."""
+        """Update the shard and send its new weights to all ranks. Subclasses implement this."""
         raise NotImplementedError
 
     def _cut(self, layout: FlatLayout) -> Iterator[tuple[int, FlatShard, Tensor, Tensor]]:
-        """Yield the buckets to update, in the order that the next forward pass needs them.
+        """Yield the buckets to update, in the order in which the next forward pass needs them.
 
-        Each is a tuple of the bucket's number, this rank's part of it, the slice of the weights in
-        the whole buffer, and this rank's part of the weights to publish.
+        Each element is a tuple of the bucket's number, this rank's part of the bucket, the bucket's
+        weights in the whole buffer, and this rank's part of the new weights, which the other ranks
+        receive.
         """
         if layout.num_shards == 1:
             yield 0, self.shard, self._buffers.weights, self._buffers.weights
@@ -312,9 +335,9 @@ def _make_shard(
 
 
 def is_exempt(name: str) -> bool:
-    """Return whether a parameter with this dotted name is a bias or belongs to a LayerNorm.
+    """Return whether a parameter is exempt from weight decay.
 
-    Such parameters have no weight decay. Normalization modules have names like LayerNorm or
-    `mlp_norm`.
+    Biases and the parameters of normalization modules are exempt. `name` is the dotted name of the
+    parameter. Normalization modules have names like LayerNorm or `mlp_norm`.
     """
     return name.endswith("bias") or "norm" in name.lower()

@@ -1,4 +1,7 @@
-"""The Muon optimizer: orthogonalized momentum for hidden matrices, AdamW for all others."""
+"""The Muon optimizer, which orthogonalizes the momentum of hidden matrices.
+
+All other parameters are updated by AdamW.
+"""
 
 import math
 from collections.abc import Iterable
@@ -37,13 +40,16 @@ def muon_update(
     weight_decay: float,
     products: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Update one matrix in place by one step of Muon. This is the readable reference.
+    """Update one matrix in place by one step of Muon.
 
-    The Nesterov momentum is orthogonalized and scaled to the root mean square of AdamW's updates.
-    Weight decay is decoupled. `momentum_buffer` is also updated in place.
+    This function is the readable definition of the update. The kernels compute the same update
+    faster.
 
-    Sources: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024). Scale and
-    decay are from Liu et al., arXiv 2502.16982.
+    The function orthogonalizes the Nesterov momentum and scales it to the root mean square of
+    AdamW's updates. Weight decay is decoupled. `momentum_buffer` is also updated in place.
+
+    Sources: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024). The scale and
+    the weight decay are from Liu et al., arXiv 2502.16982.
 
     Args:
         param, grad, momentum_buffer: [rows, columns] of one float dtype.
@@ -59,7 +65,10 @@ def muon_update(
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Approximate U V^T of a matrix U S V^T [rows, columns] by Newton-Schulz, in its dtype."""
+    """Approximate U V^T for a matrix with the singular value decomposition U S V^T.
+
+    The function uses Newton-Schulz iterations in the dtype of the matrix, [rows, columns].
+    """
     if matrix.size(0) > matrix.size(1):
         return orthogonalize(matrix.T).T
     a, b, c = COEFFICIENTS
@@ -71,7 +80,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 def orthogonalize_stack(matrices: Tensor) -> Tensor:
-    """Run `orthogonalize` on all matrices of [count, rows, columns] in batched products."""
+    """Run `orthogonalize` on all matrices of a tensor [count, rows, columns] at once."""
     if matrices.size(1) > matrices.size(2):
         return orthogonalize_stack(matrices.mT).mT
     a, b, c = COEFFICIENTS
@@ -86,10 +95,10 @@ def orthogonalize_stack(matrices: Tensor) -> Tensor:
 class Muon(FlatOptimizer):
     """Runs `muon_update` on the encoder's matrices and `adamw_update` on all other parameters.
 
-    A parameter may consist of several matrices (`num_matrices`). The momentum of a matrix is in
-    `exp_avg`, and its `exp_avg_sq` stays zero. One of the shards orthogonalizes each matrix. The
-    dtype for this is bfloat16 on a GPU or if the model's weights have 16 bits, and otherwise that
-    of the masters.
+    A parameter may consist of several matrices (`num_matrices`). `exp_avg` contains the momentum of
+    a matrix, and its `exp_avg_sq` stays zero. Each matrix is orthogonalized by one of the shards.
+    This is done in bfloat16 on a GPU or if the model's weights have 16 bits, and otherwise in the
+    dtype of the masters.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -120,9 +129,10 @@ class Muon(FlatOptimizer):
         )
 
     def update(self, scalars: StepScalars) -> None:
-        """Update bucket by bucket.
+        """Update the shard one bucket at a time.
 
-        Buckets without matrices are updated while the momentum is being sent.
+        Buckets without matrices are updated while the directions of the matrices are sent to their
+        owners.
         """
         assert self.shard.direction is not None
         self.kernels.muon_momentum(self.shard, self.constants, scalars)
@@ -148,7 +158,10 @@ class Muon(FlatOptimizer):
 
 
 def _orthogonalize_blocks(blocks: Tensor, stack: Stack) -> None:
-    """Orthogonalize the matrices of a stack in place. `blocks` is [n, BLOCK], with padding."""
+    """Orthogonalize the matrices of a stack in place.
+
+    `blocks` is [n, BLOCK] and contains the matrices and their padding.
+    """
     rows, columns = stack.shape
     flat = blocks.view(stack.count, -1)[:, : rows * columns]
     batch_size = stack.count

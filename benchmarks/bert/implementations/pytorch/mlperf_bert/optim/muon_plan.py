@@ -1,7 +1,8 @@
-"""Plan which parameters Muon orthogonalizes, and which shard does it, without torch.
+"""Plan which parameters Muon orthogonalizes and which shard handles each, without using torch.
 
-Newton-Schulz needs a whole matrix, but a shard has only pieces of many. Each matrix therefore has
-an owner among the shards. Its blocks are sent there and come back orthogonalized.
+The Newton-Schulz iteration needs a whole matrix, but a shard may contain only a part of a matrix.
+Each matrix therefore has an owner, which is one of the shards. The other shards send their blocks
+of the matrix to the owner, which orthogonalizes them and sends them back.
 """
 
 import math
@@ -26,21 +27,24 @@ Blocks = NDArray[np.int64]
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:
-    """Return whether Muon orthogonalizes this parameter: a weight matrix of an encoder layer."""
+    """Return whether Muon orthogonalizes a parameter.
+
+    This is true for the weight matrices of the encoder's layers.
+    """
     return (".layer." in name or ".layers." in name) and len(shape) == 2
 
 
 def num_matrices(name: str) -> int:
-    """Return the number of equal matrices in a parameter, which are orthogonalized separately.
+    """Return the number of matrices of equal shape that a parameter contains.
 
-    In ModernBERT these are the matrices of queries, keys and values, and the two halves of a gated
-    product.
+    Muon orthogonalizes each of them separately. In ModernBERT, one parameter contains the matrices
+    of queries, keys and values, and another one contains the two halves of a gated product.
     """
     return next((count for end, count in _JOINED.items() if name.endswith(end)), 1)
 
 
 def split_matrices(layout: FlatLayout) -> FlatLayout:
-    """Return the layout with each matrix of a parameter as a separate tensor.
+    """Return the layout in which each matrix of a parameter is a separate tensor.
 
     Raises ConfigError if a matrix does not start at a multiple of BLOCK.
     """
@@ -71,7 +75,8 @@ def _split(tensor: FlatTensor) -> list[FlatTensor]:
 def update_scale(name: str, shape: Shape) -> float:
     """Return the factor that scales an orthogonalized update to AdamW's root mean square.
 
-    It depends on the shape of the matrix, and is 0 for a parameter that is not orthogonalized.
+    The factor depends on the shape of the matrix. It is 0 for a parameter that Muon does not
+    orthogonalize.
 
     Source: Liu et al., "Muon is Scalable for LLM Training" (arXiv 2502.16982), section 2.2.
     """
@@ -82,15 +87,16 @@ def update_scale(name: str, shape: Shape) -> float:
 
 
 def newton_schulz_flops(shape: Shape) -> int:
-    """Return the number of floating-point operations of Newton-Schulz for one matrix."""
+    """Return the floating-point operations of Newton-Schulz for a matrix of this shape."""
     small, large = sorted(shape)
     return NEWTON_SCHULZ_STEPS * (4 * small * small * large + 2 * small**3)
 
 
 def assign_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
-    """Return the owner of each matrix among `count` shards.
+    """Assign each matrix to one of `count` shards, and return the owner of each matrix.
 
-    Matrices are assigned by descending cost, each to the shard with the smallest load so far.
+    Matrices are assigned in descending order of their cost. Each goes to the shard with the
+    smallest load so far.
     """
     costs, owners = [0] * count, [0] * len(shapes)
     for number in sorted(range(len(shapes)), key=lambda i: -newton_schulz_flops(shapes[i])):
@@ -101,7 +107,7 @@ def assign_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """`count` matrices of the same shape, starting at block `start` of their owner's blocks."""
+    """`count` matrices of the same shape, which start at block `start` of their owner's blocks."""
 
     start: int
     count: int
@@ -109,22 +115,22 @@ class Stack:
 
     @property
     def blocks_each(self) -> int:
-        """Number of blocks per matrix."""
+        """Number of blocks of each matrix."""
         return -(-math.prod(self.shape) // BLOCK)
 
     @property
     def stop(self) -> int:
-        """Number of the block after the last one."""
+        """Number of the first block after the stack."""
         return self.start + self.count * self.blocks_each
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which blocks a shard sends to the owners, and which it receives as an owner.
+    """Which blocks a shard sends to the owners of matrices, and which it receives as an owner.
 
     The shard sends its blocks `sent`, of which `sent_to[i]` go to shard i, and receives
-    `received_from[i]` blocks from shard i. Block `order[j]` of those received is block j of
-    `stacks`. Afterwards all blocks return the same way.
+    `received_from[i]` blocks from shard i. Block j of `stacks` is block `order[j]` of the received
+    blocks. After they are orthogonalized, all blocks return to the shards that sent them.
     """
 
     sent: Blocks
@@ -135,10 +141,10 @@ class Route:
 
 
 def plan_route(layout: FlatLayout, shard: int) -> Route:
-    """Plan the route of `shard` in a layout made by `split_matrices`.
+    """Plan which blocks `shard` sends and receives, in a layout made by `split_matrices`.
 
-    If there is only one shard, it sends its blocks to itself, which brings them into the order of
-    the stacks.
+    If there is only one shard, it sends its blocks to itself. This brings the blocks into the order
+    of the stacks.
     """
     shapes = {
         tensor.name: tensor.shape
@@ -175,7 +181,7 @@ _NO_BLOCKS: Blocks = np.zeros(0, dtype=np.int64)
 
 
 def _blocks_by_tensor(layout: FlatLayout, shard: int) -> Mapping[str, Blocks]:
-    """Return the numbers of each tensor's blocks in the buffers of a shard."""
+    """Return the numbers of the blocks of each tensor in a shard's buffers, by tensor name."""
     held = {tensor.name: _NO_BLOCKS for tensor in layout.tensors}
     for segment in layout.segments(shard):
         blocks = -(-(segment.last - segment.first) // BLOCK)

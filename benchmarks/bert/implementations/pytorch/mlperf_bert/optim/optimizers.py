@@ -1,4 +1,4 @@
-"""AdamW and LAMB as readable updates and as optimizers, and the optimizer that a config names."""
+"""Define AdamW and LAMB as readable functions and as optimizers, and make a config's optimizer."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -37,7 +37,10 @@ def adamw_update(
     epsilon: float,
     weight_decay: float,
 ) -> None:
-    """Update one tensor and its moments in place by one step of AdamW. This is the reference.
+    """Update one tensor and its moments in place by one step of AdamW.
+
+    This function is the readable definition of the update. The kernels compute the same update
+    faster.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (arXiv 1711.05101),
     algorithm 2, with bias correction and epsilon outside the square root.
@@ -56,10 +59,13 @@ def adamw_update(
 
 
 class AdamW(FlatOptimizer):
-    """Runs `adamw_update` on all tensors together, on flat buffers."""
+    """Runs `adamw_update` on all tensors of the model, on flat buffers."""
 
     def update(self, scalars: StepScalars) -> None:
-        """Update bucket by bucket. A bucket's weights are sent while the next is updated."""
+        """Update the shard one bucket at a time.
+
+        The new weights of a bucket are sent while the next bucket is updated.
+        """
         for number, part, whole, piece in self.parts:
             self.kernels.adamw(part, self.constants, scalars)
             self.others.publish(number, whole, piece)
@@ -79,11 +85,15 @@ def lamb_update(
     weight_decay: float,
     layer_adaptation: bool,
 ) -> None:
-    """Update one tensor and its moments in place by one step of LAMB. This is the reference.
+    """Update one tensor and its moments in place by one step of LAMB.
+
+    This function is the readable definition of the update. The kernels compute the same update
+    faster.
 
     Source: You et al., "Large Batch Optimization for Deep Learning" (arXiv 1904.00962), algorithm
-    2, in MLPerf's form: bias-corrected moments, weight decay added to the update, epsilon outside
-    the square root, no layer adaptation of biases and LayerNorm. Gradients are already clipped.
+    2, in MLPerf's form. The moments are bias-corrected, weight decay is added to the update,
+    epsilon is outside the square root, and biases and LayerNorm have no layer adaptation. The
+    gradients must already be clipped.
 
     Args:
         param, grad, exp_avg, exp_avg_sq: tensors with the same shape and float dtype.
@@ -102,19 +112,22 @@ def lamb_update(
 
 
 def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
-    """Return ||param|| / ||update|| element by element, or 1 if either norm is zero."""
+    """Return ||param|| / ||update|| element-wise, or 1 where one of the norms is zero."""
     usable = (param_norm > 0) & (update_norm > 0)
     return torch.where(usable, param_norm / update_norm, torch.ones_like(param_norm))
 
 
 class LAMB(FlatOptimizer):
-    """Runs `lamb_update` on all tensors together, on flat buffers.
+    """Runs `lamb_update` on all tensors of the model, on flat buffers.
 
-    The squared norms of a tensor are summed over all shards that contain a part of it.
+    The squared norms of a tensor are summed over all shards that contain a part of the tensor.
     """
 
     def update(self, scalars: StepScalars) -> None:
-        """Update bucket by bucket. A bucket's weights are sent while the next is updated."""
+        """Update the shard one bucket at a time.
+
+        The new weights of a bucket are sent while the next bucket is updated.
+        """
         squares = self.kernels.lamb_norms(self.shard, self.constants, scalars)
         self.others.add_up(squares)
         weight_norms, update_norms = squares.sqrt().unbind(1)
@@ -125,13 +138,14 @@ class LAMB(FlatOptimizer):
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Divide parameters into two groups, those with weight decay first, in the model's order.
+    """Divide parameters into two groups, first those with weight decay, then those without it.
 
-    Biases and LayerNorm parameters have neither weight decay nor layer adaptation (MLPerf Training
-    rules, BERT optimizer). `layer_adaptation` states the latter explicitly, so that LAMB keeps its
-    trust ratio in a run with `weight_decay = 0`. AdamW ignores it. BERT's query, key and value are
-    separate tensors, because LAMB has one trust ratio per tensor. ModernBERT's are one tensor with
-    one ratio, as published.
+    Each group has the order of the model. Biases and LayerNorm parameters have neither weight decay
+    nor layer adaptation (MLPerf Training rules, BERT optimizer). The key `layer_adaptation` of a
+    group is separate from its weight decay, so that LAMB uses the trust ratio even if
+    `weight_decay` is 0. AdamW ignores this key. BERT's query, key and value are separate tensors,
+    because LAMB has one trust ratio per tensor. In ModernBERT they are one tensor with one ratio,
+    as published.
     """
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
@@ -156,7 +170,10 @@ BY_APEX = MappingProxyType({"adamw": ApexAdamW, "lamb": ApexLAMB})
 
 
 def make_optimizer_alone(config: OptimSection, model: nn.Module) -> FlatOptimizer:
-    """Make the optimizer of a bare model on one rank, in the model's dtype."""
+    """Make the optimizer of a model on one rank, without data parallelism.
+
+    The optimizer's state has the dtype of the model.
+    """
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     shapes = {name: tuple(param.shape) for name, param in trained.items()}
     layout = plan_layout(shapes, [list(shapes)], num_shards=1)
@@ -175,7 +192,8 @@ def make_optimizer(
 ) -> FlatOptimizer:
     """Make the optimizer that the config names. `FlatOptimizer` explains the other arguments.
 
-    Raises ConfigError if the name is unknown, or if the config needs apex and it is missing.
+    Raises ConfigError if the name is unknown, or if the config needs apex and apex is not
+    installed.
     """
     rules = BY_APEX if config.implementation == "apex" else OPTIMIZERS
     if config.name not in rules:

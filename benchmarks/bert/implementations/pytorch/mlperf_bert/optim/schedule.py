@@ -1,7 +1,8 @@
-"""Compute the learning rate of a step: a linear warm-up, followed by a decay.
+"""Compute the learning rate of a step, which rises in a linear warm-up and then decays.
 
-Steps count from 1, and `step` is the step about to be run. The warm-up counts
-m = step - start_warmup_step, so that it starts partway up if `start_warmup_step` is negative.
+Steps count from 1, and `step` is the step about to be run. The warm-up uses m = step -
+start_warmup_step instead of the step number. If `start_warmup_step` is negative, the learning rate
+of step 1 is therefore already partway to its maximum.
 """
 
 import numpy as np
@@ -17,22 +18,24 @@ def learning_rates(
 ) -> NDArray[np.float64]:
     """Return the learning rate of each of `steps`.
 
-    All forms rise linearly to `base` while m < warmup_steps, and stay at `end_learning_rate` after
-    `decay_steps`. The first two decay linearly in between (MLPerf Training, BERT: LAMB schedule):
+    With all forms of the schedule, the rate rises linearly to `base` while m < warmup_steps, and
+    stays at `end_learning_rate` after `decay_steps`. The first two forms decay linearly in between
+    (MLPerf Training, BERT: LAMB schedule):
 
-    - `continuous`: The line starts at the real end of the warm-up, which is
-      warmup_steps + start_warmup_step, so that the rate does not jump.
+    - `continuous`: The line starts at the real end of the warm-up, which is warmup_steps +
+      start_warmup_step, so the rate does not jump at the end of the warm-up.
     - `published`: The line starts at warmup_steps, although the shifted warm-up ends elsewhere. If
       the shift is negative, the rate therefore jumps above `base` at the end of the warm-up. The
       constants of the published 1,024-GPU runs were tuned with this jump, so presets keep it.
     - `wsd`: The rate stays at `base` until `decay_steps - cooldown_steps`. Then it falls to
       `end_learning_rate` like 1 - sqrt(s), where s is the completed fraction of the cooldown
       (Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations",
-      arXiv 2405.18392). Without a cooldown it stays at `base` until `decay_steps`.
+      arXiv 2405.18392). If `cooldown_steps` is 0, the rate stays at `base` until `decay_steps`.
 
     Args:
-        steps: int64, the steps about to be run, from 1, in any order.
-        schedule: the constants. The config ensures that `decay_steps` is after the warm-up.
+        steps: int64, numbers of steps, counted from 1, in any order.
+        schedule: the constants of the schedule. The config ensures that `decay_steps` is after the
+            warm-up.
         base: rate at the end of the warm-up.
     """
     end, last, warm_up = schedule.end_learning_rate, schedule.decay_steps, schedule.warmup_steps
@@ -54,12 +57,15 @@ def learning_rates(
 
 
 def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
-    """Return the learning rate of one step. See `learning_rates`."""
+    """Return the learning rate of one step. `learning_rates` explains the arguments."""
     return float(learning_rates(np.array([step]), schedule, base)[0])
 
 
 def rates_of_run(config: RunConfig, device: torch.device) -> torch.Tensor:
-    """Return the rate of every possible step, float64 [steps + 1]. Element 0 is not used."""
+    """Return the learning rate of every step that a run can have, float64 [steps + 1].
+
+    Steps count from 1, so element 0 is not used.
+    """
     last = max(config.max_steps, config.run.warm_up_steps)
     rates = learning_rates(np.arange(last + 1), config.schedule, config.optim.learning_rate)
     rates[0] = 0.0

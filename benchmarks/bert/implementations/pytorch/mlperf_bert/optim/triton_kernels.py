@@ -1,8 +1,8 @@
 """Run one AdamW, LAMB or Muon update of a flat shard on a GPU, with one Triton program per block.
 
-The math is that of `adamw_update`, `lamb_update` and `muon_update`. Scalars are read on the device
-and every result has a fixed shape, so that a step with these kernels can be captured. No result
-depends on the order in which programs run.
+The kernels compute the same as `adamw_update`, `lamb_update` and `muon_update`. A step with these
+kernels can be captured, because they read scalars on the device and all results have fixed shapes.
+No result depends on the order in which programs run.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def _kernel(function: Callable[..., None]) -> Any:
 
 
 def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Run one step of AdamW. See `Kernels.adamw`."""
+    """Run one step of AdamW on every element of a shard. See `Kernels.adamw`."""
     _adamw[(len(shard.tensor_of_block),)](
         *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
         *(constants.beta_1, constants.beta_2, constants.epsilon, BLOCK),
@@ -30,7 +30,7 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
 
 
 def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update momentum and directions of Muon's matrices. See `Kernels.muon_momentum`."""
+    """Update the momentum and the directions of Muon's matrices. See `Kernels.muon_momentum`."""
     _muon_momentum[(len(shard.tensor_of_block),)](
         *(shard.masters, shard.gradients, shard.exp_avg, shard.direction),
         *(shard.tensor_of_block, shard.direction_scale, scalars.gradient_factor, scalars.skip),
@@ -39,7 +39,7 @@ def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) 
 
 
 def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update masters and weights by Muon. See `Kernels.muon_apply`."""
+    """Update masters and weights by one step of Muon. See `Kernels.muon_apply`."""
     _muon_apply[(len(shard.tensor_of_block),)](
         *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
         *((shard.direction, shard.direction_scale), constants.beta_1, constants.beta_2),
@@ -48,7 +48,7 @@ def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 
 
 def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-    """Update LAMB's moments, and sum squares for norms. See `Kernels.lamb_norms`."""
+    """Update LAMB's moments, and sum the squares for its norms. See `Kernels.lamb_norms`."""
     num_blocks, num_tensors = len(shard.tensor_of_block), len(shard.weight_decay)
     device = shard.masters.device
     # Each tensor's first block in this shard, and the block after its last. Both are 0 if the shard
@@ -67,7 +67,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """Update masters and weights by LAMB. See `Kernels.lamb_apply`."""
+    """Update masters and weights by one step of LAMB. See `Kernels.lamb_apply`."""
     _apply[(len(shard.tensor_of_block),)](
         *(_state(shard, ratios), _of_blocks(shard), _on_device(scalars), constants.epsilon, BLOCK)
     )

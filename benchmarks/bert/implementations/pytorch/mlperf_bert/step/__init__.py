@@ -1,1 +1,1 @@
-"""One optimizer step in eager and in captured mode, and its warm-up."""
+"""Run one optimizer step in eager or captured mode, and warm it up."""

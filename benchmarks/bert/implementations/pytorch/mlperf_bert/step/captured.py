@@ -1,13 +1,15 @@
-"""Capture a whole update in one graph per capacity, and warm up the step before the clock starts.
+"""Capture a whole update in one CUDA graph per capacity, and warm it up before training.
 
-The untimed init phase captures the forward and backward passes of all micro-batches, all-reduce,
-clipping, schedule and update. The batches of a step overwrite the static inputs, which the replay
-reads. Without CUDA, the same object runs the eager step on the same static inputs.
+The untimed init phase captures the forward and backward passes of all micro-batches, the
+all-reduce, clipping, the learning-rate schedule and the weight update. In each step, the new
+batches overwrite the graph's static inputs before the graph is replayed. Without CUDA, the same
+object runs the eager step on these static inputs.
 
-DDP runs its first step with one bucket and rebuilds its buckets afterwards. Kernels, allocators and
-communicators are also set up at first use. The warm-up therefore runs a few steps on synthetic
-batches before the clock starts. This moves the setup out of the timed region without reading a
-sample, and makes step 1 like every other step. Afterwards all state is restored bit-for-bit.
+DistributedDataParallel (DDP) runs its first step with one bucket and rebuilds its buckets
+afterwards. Kernels, allocators and communicators are also set up at first use. The warm-up
+therefore runs a few steps on synthetic batches before MLPerf's clock starts. It reads no samples,
+and step 1 then takes as long as every other step. After the warm-up, all state is restored
+bit-for-bit.
 """
 
 from collections.abc import Callable
@@ -38,7 +40,7 @@ READ_LENGTHS_ON_THE_HOST = ("reference", "grouped")  # policies that do so on CU
 
 
 def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
-    """Raise ConfigError if the attention or the process group cannot be captured in a graph."""
+    """Raise ConfigError if a graph cannot capture this attention or the process group's backend."""
     if device.type != "cuda":
         return
     if attention.name in READ_LENGTHS_ON_THE_HOST:
@@ -54,25 +56,25 @@ def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
 
 
 def use_capturable_stream(device: torch.device) -> None:
-    """Switch this thread to a new stream, because the default stream cannot be captured.
+    """Make a new CUDA stream current in this thread, because the default stream cannot be captured.
 
-    Call this before anything else, because gradients are accumulated on the stream on which a
-    parameter was first used, or on which DistributedDataParallel was built.
+    Call this before anything else. Gradients are accumulated on the stream that was current when a
+    parameter was first used or DistributedDataParallel was built.
     """
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 class CapturedStep:
-    """Runs one update when called, like EagerStep, but replays a graph for padded batches.
+    """Runs one update when called, like `EagerStep`, but replays a graph for padded batches.
 
-    Batches that are not padded to one of `shapes` run eagerly. All ranks must replay graphs in the
-    same steps. On CUDA, call `use_capturable_stream` before building the model.
+    If the batches are not padded to one of `shapes`, the update runs eagerly. All ranks must replay
+    graphs in the same steps. On CUDA, call `use_capturable_stream` before building the model.
 
     Args:
         eager: the step to capture.
         shapes: shapes of the capacities, smallest first.
-        micro_batches: batches per update.
+        micro_batches: number of micro-batches per update.
         device: device of the model.
     """
 
@@ -93,7 +95,10 @@ class CapturedStep:
         self._captured: dict[StaticShape | None, tuple[StaticInputs, Replay[StepResult]]] = {}
 
     def prepare(self, batch_of: MakeBatch) -> None:
-        """Capture an update per shape on synthetic batches. This changes weights and moments."""
+        """Capture one update for each shape on synthetic batches.
+
+        The warm-up calls before the captures change weights and moments.
+        """
         is_cuda = self._device.type == "cuda"
         static = [StaticInputs(batch_of(s), self._micro_batches, self._device) for s in self.shapes]
         # All warm-ups run before the first capture, because they cannot use the memory that it
@@ -117,7 +122,7 @@ class CapturedStep:
         return update
 
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Run one update. The next call overwrites the result."""
+        """Run one update, and return its result. The next call overwrites this result."""
         captured = self._captured.get(micro_batches[0].shape)
         if captured is None:
             return self._eager(step, micro_batches)
@@ -131,9 +136,9 @@ class CapturedStep:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Free the graphs, before the process group of their collectives is destroyed.
+        """Free the graphs, because their process group will be destroyed after this call.
 
-        After an error the graphs stay, because the device may never finish them.
+        After an error the graphs are kept, because the device may never finish their work.
         """
         if kind is None:
             for _inputs, replay in self._captured.values():
@@ -150,7 +155,7 @@ class StaticInputs:
         self.overwrite((batch,) * micro_batches)
 
     def overwrite(self, batches: tuple[UnpaddedBatch, ...]) -> None:
-        """Overwrite the inputs with batches of this shape, on CUDA in the current stream."""
+        """Copy batches of the same shape into the inputs. On CUDA this uses the current stream."""
         for static, batch in zip(self.batches, batches, strict=True):
             static.block.copy_(batch.block, non_blocking=True)
         # Layers read the host copies of lengths if the step is not captured.
@@ -171,10 +176,10 @@ def warm_up(
     optimizer: FlatOptimizer,
     device: torch.device,
 ) -> None:
-    """Run `run.warm_up_steps` steps and prepare `step`, and then restore all state.
+    """Run `run.warm_up_steps` steps on synthetic batches, prepare `step`, and restore all state.
 
-    Weights, optimizer state, FP8 scales and random streams are restored bit-for-bit. Raises
-    ConfigError if an update does not fit into the GPU's memory.
+    Weights, optimizer state, FP8 scales and random-number generators are restored bit-for-bit.
+    Raises ConfigError if an update does not fit into the GPU's memory.
     """
     # The copies are on the host, because the batch may leave no free memory on the GPU.
     saved = {
@@ -202,7 +207,10 @@ def warm_up(
 def _too_large(
     config: RunConfig, batch: UnpaddedBatch, captured: StaticShape | None
 ) -> ConfigError:
-    """Make the error for a batch, or a largest captured shape, that needs too much memory."""
+    """Make the error for an update that does not fit into the GPU's memory.
+
+    If steps are captured, the error names the largest captured shape, and otherwise the batch.
+    """
     what, tokens, sequences = "a micro-batch", len(batch.input_ids), len(batch.lengths)
     if captured is not None:
         what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
@@ -213,9 +221,10 @@ def _too_large(
 
 
 def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> UnpaddedBatch:
-    """Make a host micro-batch of equally long sequences that fill a shape as far as possible.
+    """Make a micro-batch in host memory that consists of sequences of equal length.
 
-    Without a shape the sequences have the maximum length, so that no real batch needs more memory.
+    The sequences fill `shape` as far as possible. If `shape` is None, they have the maximum length,
+    so that no real batch needs more memory.
     """
     count, length = config.parallel.local_batch_size, config.data.max_seq_length
     masked = config.data.max_predictions

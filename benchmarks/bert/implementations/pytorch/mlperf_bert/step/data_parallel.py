@@ -1,4 +1,4 @@
-"""Set up how gradients are averaged over the ranks and clipped between backward pass and update."""
+"""Set up how gradients are averaged over the ranks and clipped after the backward pass."""
 
 from dataclasses import dataclass
 
@@ -34,9 +34,9 @@ class DataParallel:
 
     Args:
         model: the model to call, wrapped in DistributedDataParallel if the config says so.
-        clipping: averages and clips between backward pass and update.
+        clipping: averages and clips gradients between backward pass and update.
         buffers: flat buffers of the model's weights and gradients.
-        gradients: this rank's part of the averaged gradients, which the optimizer reads.
+        gradients: this rank's shard of the averaged gradients, which the optimizer reads.
         shards: group of the ranks that hold the other shards of the optimizer state.
     """
 
@@ -50,14 +50,15 @@ class DataParallel:
 def make_data_parallel(
     model: BertForPretraining, config: RunConfig, info: RankInfo, device: torch.device
 ) -> tuple[DataParallel, Tensor]:
-    """Move weights and gradients into flat buffers, and set up averaging and clipping.
+    """Move weights and gradients into flat buffers, and set up gradient averaging and clipping.
 
     Collective: all ranks must call it. `model` must be on `device` and have its initial weights.
-    Only the memory of its weights and gradients changes and, in 16-bit precisions, their dtype. A
-    run with one rank has no process group and averages nothing.
+    The function changes the memory of the model's weights and gradients and, in 16-bit precisions,
+    their dtype. A run with one rank has no process group and averages no gradients.
 
-    Also returns the initial weights before rounding to 16 bits, float32 [elements], for the
-    optimizer. Delete them afterwards to save memory, because a sharded optimizer copies its part.
+    The second result is the initial weights before rounding to 16 bits, float32 [elements], for the
+    optimizer. A sharded optimizer copies its part of them, so delete this tensor afterwards to save
+    memory.
     """
     parallel = config.parallel
     check_nodes("parallel.data_parallel", parallel.data_parallel, info, parallel.ranks_per_node)

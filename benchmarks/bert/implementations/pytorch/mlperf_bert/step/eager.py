@@ -1,8 +1,8 @@
-"""Run one optimizer update without a host sync.
+"""Run one optimizer update without synchronizing the host with the device.
 
-An update consists of a forward and a backward pass per micro-batch, clipping, schedule and weight
-update. The learning rate, the number of updates and the decision to skip one are tensors on the
-device.
+An update consists of a forward and a backward pass per micro-batch, gradient clipping, the
+learning-rate schedule and the weight update. The learning rate, the number of updates and the
+decision whether to skip an update are tensors on the device.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,9 @@ MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 class EagerStep:
     """Runs one update of `model` (bare, or wrapped in DistributedDataParallel) when called.
 
-    `learning_rates`, float64 [steps + 1] on the model's device, contains the rate of each step.
-    Steps count from 1, so element 0 is not used. `step`, int64 [1], is the model's step number.
+    `learning_rates`, float64 [steps + 1] on the model's device, contains the learning rate of each
+    step. Steps count from 1, so element 0 is not used. `step`, int64 [1], is the model's step
+    number.
     """
 
     shapes: tuple[StaticShape, ...] = ()  # batches stay unpadded
@@ -48,7 +49,7 @@ class EagerStep:
         self._precision: Precision = precision
 
     def __enter__(self) -> Self:
-        """Start the run phase, for which an eager step needs no preparation."""
+        """Start the run phase. An eager step needs no preparation for it."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,14 +61,15 @@ class EagerStep:
     def __call__(self, step: int, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
         """Run the update of step number `step`. Steps count from 1.
 
-        If a gradient is not finite, all ranks skip the update. Weights, moments and the count for
-        the bias correction then stay the same. The schedule still advances with the step number.
+        If a gradient is not finite, all ranks skip the update. Weights, moments and the update
+        count of the bias correction then stay the same. The learning-rate schedule still advances
+        with the step number.
         """
         self.number.fill_(step)
         return self.update(micro_batches)
 
     def update(self, micro_batches: tuple[UnpaddedBatch, ...]) -> StepResult:
-        """Run the update for the step number in `number`, with device operations only."""
+        """Run the update for the step number in `number`, using only operations on the device."""
         self.optimizer.zero_grad()
         losses = [
             self._backward(batch, is_last=index == len(micro_batches) - 1)
@@ -79,7 +81,10 @@ class EagerStep:
         return StepResult(torch.stack(losses).sum(), outcome, learning_rate)
 
     def _backward(self, batch: UnpaddedBatch, *, is_last: bool) -> Tensor:
-        """Add one micro-batch's gradients. After the last, average them over the ranks."""
+        """Add the gradients of one micro-batch to those of the earlier ones, and return its loss.
+
+        If it is the last micro-batch of the update, average the gradients over the ranks.
+        """
         with self._clip.forward(is_last=is_last):
             sums = training_loss_sums(self.model, batch, self._precision)
             loss = pretraining_loss(sums, batch)
@@ -88,7 +93,10 @@ class EagerStep:
 
 
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
-    """Return the dtype of weights and gradients, bfloat16 or, if not rounded, `otherwise`."""
+    """Return the dtype of weights and gradients in a precision.
+
+    The dtype is bfloat16 if the precision rounds them to 16 bits, and `otherwise` if it does not.
+    """
     return torch.bfloat16 if precision in ("bf16", "fp8") else otherwise
 
 
@@ -100,7 +108,10 @@ def forward(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> Pre
 
 
 def training_loss_sums(model: nn.Module, batch: UnpaddedBatch, precision: Precision) -> LossSums:
-    """Compute the model's summed losses like `forward`, but without storing all logits at once."""
+    """Compute the summed losses of the model without storing the logits of all tokens at once.
+
+    The forward pass runs under autocast if `precision` requires it.
+    """
     with _autocast(batch, precision):
         sums: LossSums = model(batch, "loss_sums")
     return sums

@@ -1,4 +1,4 @@
-"""Capture a function of static tensors once and replay it on CUDA, or call it on other devices."""
+"""Capture a function of static tensors and replay it on CUDA, or call it on other devices."""
 
 import contextlib
 import gc
@@ -12,17 +12,21 @@ Result = TypeVar("Result")
 
 
 def finish_queued_work(device: torch.device) -> None:
-    """Wait for the device, so that a time measured after this call includes all queued work."""
+    """Wait until the device has finished all queued work.
+
+    A time measured after this call then includes that work.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Replay(Generic[Result]):
-    """Calls a function. On CUDA the constructor captures it, and each call replays the graph.
+    """Calls a function. On CUDA, the constructor captures the function, and calls replay the graph.
 
-    A captured function must not contain a host sync, a copy from the host or a shape that depends
-    on data. It reads its inputs at the addresses that they had during the capture, so callers
-    overwrite them in place between calls. The next call overwrites the result.
+    A captured function must not synchronize the host with the device, copy from the host or use a
+    shape that depends on data. It reads its inputs at the addresses that they had during the
+    capture, so callers must overwrite them in place between calls. The next call overwrites the
+    result.
     """
 
     def __init__(
@@ -34,20 +38,22 @@ class Replay(Generic[Result]):
         stream: torch.cuda.Stream | None = None,
         pool: Any = None,
     ) -> None:
-        """Capture the function on a CUDA device. On other devices it is not called yet.
+        """Capture the function if the device is a CUDA device. Otherwise, do not call it yet.
 
         Args:
-            function: the function to capture. `stream` is current when it is called.
-            device: device of all its tensors.
-            warm_up_calls: real calls before the capture, in which kernels are compiled and chosen.
-            stream: stream for these calls and the capture, or None for a new one. Objects that must
-                be built on the capturing stream, like DistributedDataParallel, need to be built on
-                this stream.
+            function: the function to capture. When it is called, `stream` is the current stream.
+            device: device of all tensors that the function uses.
+            warm_up_calls: number of ordinary calls before the capture, in which torch compiles and
+                chooses kernels.
+            stream: stream for the warm-up calls and the capture, or None for a new one. Build
+                objects that require the capturing stream, such as DistributedDataParallel, on this
+                stream.
             pool: memory pool for the graph's tensors, from torch.cuda.graph_pool_handle(), or None
                 for a new one. Graphs that are captured on the same `stream` and never run at the
                 same time can share a pool.
 
-        If the function fails, raises its own error instead of that of the interrupted capture.
+        If the function fails, the constructor raises the function's error instead of the error of
+        the interrupted capture.
         """
         self._function = function
         self._device = device
@@ -58,16 +64,20 @@ class Replay(Generic[Result]):
                 self._capture(warm_up_calls, stream, pool)
 
     def __call__(self) -> Result:
-        """Run the function once, on the current stream if captured. The host does not wait."""
+        """Run the function once, and return its result.
+
+        A captured function runs on the current stream, and the host does not wait for it.
+        """
         if self._graph is None:
             return self._function()
         self._graph.replay()
         return self._result
 
     def close(self) -> None:
-        """Wait for all queued work, and free the graph and its memory. Call it only once.
+        """Wait for all queued work, then free the graph and its memory. Call it only once.
 
-        Call it before destroying the process group of captured collectives.
+        If the graph contains collective operations, call this method before their process group is
+        destroyed.
         """
         if self._graph is not None:
             torch.cuda.synchronize(self._device)
@@ -91,7 +101,7 @@ class Replay(Generic[Result]):
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disable garbage collection, because it could free a graph, which breaks a capture."""
+    """Disable Python's garbage collection, which could free a graph and thereby break a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -105,7 +115,10 @@ def _no_collection() -> Iterator[None]:
 def _capture_into(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any
 ) -> Iterator[None]:
-    """Capture like torch.cuda.graph, but raise the body's error instead of the capture's."""
+    """Capture like torch.cuda.graph, but raise the error of the with block if it fails.
+
+    torch.cuda.graph would raise the error of the interrupted capture.
+    """
     # Thread-local mode lets other threads, like the loader's, make CUDA calls during the capture.
     capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
     capture.__enter__()

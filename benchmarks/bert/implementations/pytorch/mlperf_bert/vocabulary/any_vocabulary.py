@@ -1,8 +1,9 @@
-"""Read a vocabulary of either kind, word pieces or a tokenizer file, and encode text with it.
+"""Read a vocabulary, which is a word-piece list or a tokenizer file, and encode text with it.
 
-A tokenizer file (tokenizer.json of Hugging Face's library) can be used instead of word pieces. Its
-special tokens are found by their role. The `tokenizers` package, an optional extra, splits the
-text. This module reports its errors in one line.
+A tokenizer file (`tokenizer.json` of Hugging Face's `tokenizers` library) can be used instead of a
+word-piece list. Its special tokens are found by their role, such as the mask token. The
+`tokenizers` package, an optional dependency, splits the text. This module reports errors of the
+package in one line.
 """
 
 import hashlib
@@ -45,10 +46,11 @@ _MAX_TOKENS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A tokenizer, with the properties that examples depend on and the digest of the file's bytes.
+    """A tokenizer from a file, with the properties that determine the examples made with it.
 
-    Byte-level vocabularies have no token for unknown words, because they need none. `unk_id` is
-    then `pad_id`, which never occurs in encoded text.
+    `sha256` is the digest of the file's bytes. Byte-level vocabularies need no token for unknown
+    words. If a vocabulary has no such token, `unk_id` equals `pad_id`, which never occurs in
+    encoded text.
     """
 
     path: Path
@@ -67,7 +69,7 @@ class TokenizerFile:
 
 
 class FileEncoder:
-    """Encoder of lines to token ids, like `word_pieces.Tokenizer`."""
+    """Encodes lines to token ids with a tokenizer file, like `word_pieces.Tokenizer`."""
 
     # This text joins two sentences of a document. It is a space, because a line break counts as
     # white space, and vocabularies that keep white space have other tokens for words after a space.
@@ -81,13 +83,14 @@ class FileEncoder:
         self._special = frozenset(ids)
 
     def encode(self, line: str) -> bytes:
-        """Encode one line to token ids, as the bytes of an array of `dtype`.
+        """Encode one line to token ids. Returns the bytes of an array of `dtype`.
 
-        Special tokens written in the text are encoded as ordinary text. If the text yields one
-        anyway, because it is in the vocabulary but not among the added tokens, it is dropped.
+        Special tokens that are written in the text are encoded as ordinary text. If the result
+        still contains a special token, because it is in the vocabulary but not among the added
+        tokens, that token is dropped.
 
-        Raises DataError if the tokenizer cannot split the line, which can happen if its file is
-        inconsistent.
+        Raises DataError if the tokenizer cannot split the line, which can happen if the tokenizer
+        file is inconsistent.
         """
         ids = self._split(line).ids
         if not self._special.isdisjoint(ids):
@@ -105,10 +108,11 @@ class FileEncoder:
 
 
 def load_tokenizer_file(path: Path) -> TokenizerFile:
-    """Read a tokenizer.json.
+    """Read and check a tokenizer.json file.
 
     Raises ConfigError if the `tokenizers` package is not installed. Raises DataError if the file is
-    missing, too large or not a tokenizer, if it splits text at random, or if a role has no token.
+    missing, too large or not a tokenizer, if it splits text randomly, or if it lacks a special
+    token for one of the roles.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -183,35 +187,36 @@ AnyVocabulary = Vocabulary | TokenizerFile
 
 
 class Encoder(Protocol):
-    """Interface of encoders of lines to token ids."""
+    """The interface of objects that encode lines of text to token ids."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the ids, uint16 or uint32."""
+        """The dtype of the token ids, uint16 or uint32."""
 
     @property
     def joint(self) -> str:
-        """The text between two sentences of a document."""
+        """The text to insert between two sentences of a document."""
 
     def encode(self, line: str) -> bytes:
-        """Encode one line to token ids, as the bytes of an array of `dtype`."""
+        """Encode one line to token ids. Returns the bytes of an array of `dtype`."""
 
 
 def load_any_vocabulary(path: Path) -> AnyVocabulary:
-    """Read a vocab.txt, or a tokenizer.json if the name ends in .json.
+    """Read a vocab.txt file, or a tokenizer.json file if the name ends in .json.
 
-    Raises DataError like `load_vocabulary` and `load_tokenizer_file`, and ConfigError.
+    Raises the errors of `load_vocabulary` and `load_tokenizer_file`, which are DataError and
+    ConfigError.
     """
     return load_tokenizer_file(path) if path.suffix == ".json" else load_vocabulary(path)
 
 
 def make_encoder(vocabulary: AnyVocabulary) -> Encoder:
-    """Create the encoder of a vocabulary."""
+    """Make the encoder that uses a vocabulary."""
     if isinstance(vocabulary, TokenizerFile):
         return FileEncoder(vocabulary)
     return Tokenizer(vocabulary)
 
 
 def file_name(vocabulary: AnyVocabulary) -> VocabularyFile:
-    """Return the file name that a vocabulary has in a prepared dataset."""
+    """Return the name that a vocabulary's file has in a prepared set."""
     return "tokenizer.json" if isinstance(vocabulary, TokenizerFile) else "vocab.txt"

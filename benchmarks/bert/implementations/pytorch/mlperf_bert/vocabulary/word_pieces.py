@@ -1,12 +1,13 @@
 """Read word-piece vocabularies and encode text with them, as in MLPerf's reference implementation.
 
 The vocabulary file has one token per line, and a line's number is the token's id. `PlainTokenizer`
-is the readable definition. `Tokenizer` yields the same ids much faster, because most words of a
-text are repeated.
+is the readable definition. `Tokenizer` returns the same ids much faster, because it remembers words
+and most words of a text are repeated.
 
-The `tokenizers` library is not used, because it differs from the reference on some characters, and
-a single different word would change every example after it. For a new word it also takes about as
-long as the definition does (5 microseconds compared with 7, measured together).
+This module does not use the `tokenizers` library, because the library differs from the reference
+for some characters. A single different word would change every example after it. For a new word,
+the library is also hardly faster than the definition (5 compared with 7 microseconds in the same
+measurement).
 """
 
 import codecs
@@ -55,7 +56,7 @@ _ASCII_PUNCTUATION = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens in file order and their ids, with the digest of the file's bytes in `sha256`."""
+    """The tokens of a vocabulary in file order, their ids, and the digest of the file's bytes."""
 
     tokens: tuple[str, ...]
     ids: dict[str, int]
@@ -76,10 +77,10 @@ class Vocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    r"""Read a vocabulary file. Only \n ends a line, and white space around a token is removed.
+    r"""Read a vocabulary file. Lines end only at \n, and white space around tokens is removed.
 
     Raises DataError if the file is missing or not UTF-8, has an empty or repeated token, lacks one
-    of the five special tokens, has no other tokens, or is a SentencePiece vocabulary.
+    of the five special tokens, has only special tokens, or is a SentencePiece vocabulary.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -89,7 +90,10 @@ def load_vocabulary(path: Path) -> Vocabulary:
 
 
 def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
-    """Parse a file's contents as in `load_vocabulary`. Error messages start with `where`."""
+    """Parse the contents of a vocabulary file like `load_vocabulary`.
+
+    Error messages start with `where`.
+    """
     contents = contents.removeprefix(codecs.BOM_UTF8)  # some editors add this mark
     try:
         text = contents.decode("utf-8")
@@ -120,12 +124,12 @@ def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the dtype of token ids, which is uint16 if they fit and uint32 otherwise."""
+    """Return the dtype of token ids: uint16 if all ids of the vocabulary fit, otherwise uint32."""
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
 
 
 class PlainTokenizer:
-    """Step-by-step definition of word pieces with Python's string methods and `unicodedata`."""
+    """A readable definition of word pieces, with Python's string methods and `unicodedata`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = vocabulary.ids
@@ -142,7 +146,8 @@ class PlainTokenizer:
     def word_pieces(self, word: str) -> list[int]:
         """Split a word of `basic_words` into the longest possible pieces, and return their ids.
 
-        If that is not possible, return only the id of the unknown word.
+        If the word is too long, or cannot be split into pieces of the vocabulary, return only the
+        id of the unknown token.
         """
         if len(word) > MAX_WORD_CHARS:
             return [self._unk_id]
@@ -162,10 +167,10 @@ class PlainTokenizer:
 
 
 class Tokenizer(dict[str, bytes]):
-    """Fast tokenizer that looks up words it has seen, and yields the ids of `PlainTokenizer`.
+    """Encodes lines to the same ids as `PlainTokenizer`, but stores the ids of words it has seen.
 
-    It is exact for any text, because a space ends a word in the definition, and a word's pieces do
-    not depend on the text around it.
+    The result is exact for any text. By definition, a space ends a word, and the pieces of a word
+    do not depend on the text around it.
     """
 
     joint = ""  # nothing is needed, because a word's pieces do not depend on its position
@@ -176,7 +181,10 @@ class Tokenizer(dict[str, bytes]):
         self.dtype = token_dtype(len(vocabulary))
 
     def encode(self, line: str) -> bytes:
-        """Encode one line to word-piece ids, as the bytes of a uint16 or uint32 array (`dtype`)."""
+        """Encode one line to word-piece ids.
+
+        Returns the bytes of an array of `dtype`, which is uint16 or uint32.
+        """
         return b"".join(map(self.__getitem__, line.split(" ")))
 
     def __missing__(self, word: str) -> bytes:
@@ -189,7 +197,10 @@ class Tokenizer(dict[str, bytes]):
 
 
 def basic_words(text: str) -> list[str]:
-    """Split text into lower-case words without accents. Each punctuation character is one word."""
+    """Split text into lower-case words without accents.
+
+    Each punctuation character is a separate word.
+    """
     words = []
     for word in _cleaned(text).split():
         decomposed = unicodedata.normalize("NFD", word.lower())
@@ -213,20 +224,29 @@ def _cleaned(text: str) -> str:
 
 
 def is_space(char: str) -> bool:
-    """Return True for the reference's white space, which has fewer characters than Python's."""
+    """Return whether a character is white space in the reference implementation.
+
+    The reference has fewer white-space characters than Python.
+    """
     return char in "\t\n\r" or unicodedata.category(char) == "Zs"
 
 
 def is_dropped(char: str) -> bool:
-    """Return True for characters that are dropped (control and format characters, and U+FFFD)."""
+    """Return whether the tokenizer drops a character.
+
+    It drops control characters, format characters and U+FFFD.
+    """
     return char == "\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
 
 
 def is_cjk(code: int) -> bool:
-    """Return True for a Chinese character, each of which is a separate word."""
+    """Return whether a code point is a Chinese character, each of which is a separate word."""
     return code >= 0x3400 and any(low <= code <= high for low, high in _CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:
-    """Return True for punctuation, which is Unicode's class P and the symbols of ASCII."""
+    """Return whether a character is punctuation.
+
+    These are Unicode's category P and all ASCII symbols.
+    """
     return char in _ASCII_PUNCTUATION or unicodedata.category(char).startswith("P")
