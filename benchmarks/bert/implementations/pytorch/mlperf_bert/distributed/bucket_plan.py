@@ -2,17 +2,18 @@
 
 This module does not import torch.
 
-DistributedDataParallel (DDP, arXiv 2006.15704) runs its first step with one bucket and then
-rebuilds its buckets. It adds parameters to a bucket, in the order in which their gradients became
-ready, until the bucket reaches the cap. A gradient is never split, and a bucket is sent when its
-last gradient is ready.
+A bucket is a group of gradients that are sent together. DistributedDataParallel (DDP, arXiv
+2006.15704) uses a single bucket in its first step and then rebuilds its buckets. It adds parameters
+to a bucket, in the order in which their gradients became ready, until the bucket reaches its size
+limit, the cap. DDP never splits a gradient, and it sends a bucket when the bucket's last gradient
+is ready.
 
 A flat buffer is a sequence of buckets, and a bucket is a sequence of tensors, each padded to a
-multiple of BLOCK. The bucket is padded too, so that it splits into `num_shards` equal pieces whose
-sizes are multiples of BLOCK. Shard r owns the r-th piece of every bucket, which is the piece that a
-reduce-scatter of the bucket sends to it. A shard's own buffers contain its pieces of all buckets,
-in the same order. If a bucket begins at `start` of the whole buffer, the shard's piece of it
-therefore begins at start / num_shards of the shard's buffers.
+multiple of BLOCK elements. The bucket is padded too, so that it splits into `num_shards` equal
+pieces whose sizes are multiples of BLOCK. Shard r owns the r-th piece of every bucket, which is the
+piece that a reduce-scatter of the bucket sends to it. A shard's own buffers contain its pieces of
+all buckets, in the same order. If a bucket begins at `start` in the whole buffer, the shard's piece
+of that bucket therefore begins at start / num_shards in the shard's buffers.
 """
 
 import math
@@ -31,7 +32,10 @@ BLOCK = 1024  # tensors in flat buffers are padded to a multiple of this number 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyGradient:
-    """A parameter, and the fraction of the backward pass, 0 .. 1, that completes its gradient."""
+    """A parameter, and when the backward pass completes its gradient.
+
+    `ready_at` is the fraction of the backward pass, 0 .. 1, that has run by then.
+    """
 
     name: str
     numel: int
@@ -44,11 +48,12 @@ def plan_buckets(
     """Plan the buckets that DDP uses after its rebuild, in the order in which it sends them.
 
     Args:
-        gradients: the gradients of all parameters, of one dtype, in the order in which they become
-            ready.
-        element_bytes: size of that dtype.
+        gradients: the gradients of all parameters, all of one dtype, in the order in which they
+            become ready.
+        element_bytes: the size of an element of that dtype, in bytes.
         cap_mb: `parallel.bucket_cap_mb`, in MiB. A bucket is closed as soon as it reaches the cap,
-            so it may be larger. With DDP's default, the cap of the first bucket is smaller.
+            so it may be larger. If the cap is DDP's default, the cap of the first bucket is
+            smaller.
     """
     is_default = ddp_bucket_cap_mb(cap_mb) is None
     limit = _cap_bytes(SMALL_FIRST_CAP_MB if is_default else cap_mb)
@@ -65,9 +70,9 @@ def plan_buckets(
 def plan_in_reverse(
     numel_by_name: Mapping[str, int], element_bytes: int, cap_mb: float
 ) -> list[list[str]]:
-    """Plan buckets as `plan_buckets` does, as lists of parameter names.
+    """Plan buckets as `plan_buckets` does, and return them as lists of parameter names.
 
-    The gradients are assumed to become ready in the reverse order of the parameters.
+    The function assumes that gradients become ready in the reverse order of the parameters.
     """
     ready = [
         ReadyGradient(name=name, numel=numel_by_name[name], ready_at=1.0)
@@ -78,10 +83,10 @@ def plan_in_reverse(
 
 
 def ddp_bucket_cap_mb(cap_mb: float) -> float | None:
-    """Return the value for DDP's `bucket_cap_mb`, which is None for its default.
+    """Return the value for DDP's `bucket_cap_mb`, which is None if `cap_mb` is DDP's default.
 
-    Only with None does DDP close the first bucket at 1 MiB, so that communication starts early. An
-    explicit cap also applies to the first bucket, even if it equals the default of 25 MiB.
+    With None, DDP closes the first bucket at 1 MiB, so that communication starts early. An explicit
+    cap also applies to the first bucket, even if it equals the default of 25 MiB.
     """
     return None if cap_mb == DEFAULT_CAP_MB else cap_mb
 
@@ -92,7 +97,7 @@ def _cap_bytes(cap_mb: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FlatTensor:
-    """A parameter in the whole flat buffer, where its first element is at `start`."""
+    """A parameter's place in the whole flat buffer. Its first element is at index `start`."""
 
     name: str
     shape: tuple[int, ...]
@@ -100,18 +105,18 @@ class FlatTensor:
 
     @property
     def numel(self) -> int:
-        """The number of elements, without padding."""
+        """The number of the parameter's elements, without padding."""
         return math.prod(self.shape)
 
     @property
     def stop(self) -> int:
-        """The end of its elements in the buffer, without padding."""
+        """The index after the parameter's last element in the whole buffer, before any padding."""
         return self.start + self.numel
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that are sent together, at `start` to `stop` in the whole flat buffer."""
+    """Tensors that are sent together, at indices `start` to `stop` - 1 of the whole flat buffer."""
 
     start: int
     stop: int
@@ -120,7 +125,11 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The elements `first` to `last` of a flattened tensor, at `start` in a shard's buffers."""
+    """The part of a tensor that one shard owns.
+
+    It consists of the elements `first` to `last` - 1 of the flattened tensor. They begin at index
+    `start` of the shard's buffers.
+    """
 
     tensor: FlatTensor
     first: int
@@ -129,18 +138,18 @@ class Segment:
 
     @property
     def in_shard(self) -> slice:
-        """The position of the elements in the shard's buffers."""
+        """The range of the segment's elements in the shard's buffers."""
         return slice(self.start, self.start + self.last - self.first)
 
     @property
     def is_whole(self) -> bool:
-        """True if the segment is the whole tensor."""
+        """True if the segment contains all elements of its tensor."""
         return self.last - self.first == self.tensor.numel
 
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """The positions of all tensors of a model in flat buffers of `num_shards` shards."""
+    """The positions of all tensors of a model in flat buffers that are split into `num_shards`."""
 
     buckets: tuple[Bucket, ...]
     num_shards: int
@@ -157,29 +166,32 @@ class FlatLayout:
 
     @property
     def tensors(self) -> tuple[FlatTensor, ...]:
-        """All tensors, in the order of the buffer."""
+        """All tensors, in the order in which they lie in the flat buffer."""
         return tuple(tensor for bucket in self.buckets for tensor in bucket.tensors)
 
     @property
     def gaps(self) -> tuple[slice, ...]:
-        """The ranges of a whole buffer that are padding."""
+        """The ranges of the whole flat buffer that contain only padding."""
         starts = [*(tensor.start for tensor in self.tensors), self.numel]
         pairs = zip(self.tensors, starts[1:], strict=True)
         return tuple(slice(each.stop, after) for each, after in pairs if each.stop < after)
 
     def piece(self, bucket: Bucket, shard: int) -> slice:
-        """Return the range of the whole buffer that is shard `shard`'s piece of a bucket."""
+        """Return the range of the whole flat buffer that contains a shard's piece of a bucket."""
         size = (bucket.stop - bucket.start) // self.num_shards
         return slice(bucket.start + shard * size, bucket.start + (shard + 1) * size)
 
     def piece_in_shard(self, bucket: Bucket) -> slice:
-        """Return the range of a bucket's piece in the shard's own buffers, equal for all shards."""
+        """Return the range of a shard's own buffers that contains its piece of a bucket.
+
+        The range is the same for all shards.
+        """
         return slice(bucket.start // self.num_shards, bucket.stop // self.num_shards)
 
     def segments(self, shard: int) -> Iterator[Segment]:
-        """Yield the parts of tensors that a shard owns, in the order of its buffers.
+        """Yield the parts of tensors that a shard owns, in the order of the shard's buffers.
 
-        There is at most one part per tensor.
+        A shard owns at most one part of each tensor.
         """
         for bucket in self.buckets:
             piece, offset = self.piece(bucket, shard), self.piece_in_shard(bucket).start
@@ -194,9 +206,10 @@ class FlatLayout:
                     )
 
     def tensor_of_block(self, shard: int) -> NDArray[np.int32]:
-        """Return the index in `tensors` for each block of a shard's buffers, int32 [blocks].
+        """Return which tensor each block of a shard's buffers belongs to, int32 [blocks].
 
-        The blocks that pad a bucket count as part of the bucket's last tensor.
+        The values are indices in `tensors`. Blocks of padding at the end of a bucket belong to the
+        bucket's last tensor.
         """
         starts = [tensor.start for tensor in self.tensors]
         owned = [
@@ -210,7 +223,7 @@ class FlatLayout:
 def plan_layout(
     shapes: Mapping[str, tuple[int, ...]], buckets: Iterable[Sequence[str]], num_shards: int
 ) -> FlatLayout:
-    """Lay out tensors in the given buckets.
+    """Assign every tensor of the given buckets its position in the flat buffers.
 
     Args:
         shapes: the shape of every tensor, by name.

@@ -56,12 +56,16 @@ _ROW = 1024  # elements whose norm a CPU computes at a time
 
 
 def clips_before(clip: ClipSection) -> bool:
-    """Return True if the policy clips the gradients of each rank before the all-reduce."""
+    """Return True if the policy clips each rank's gradients before the all-reduce."""
     return clip.policy not in CLIPPED_TOGETHER
 
 
 def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> float:
-    """Return the limit, C or C_b, for `numel` of the model's `numel_total` elements."""
+    """Return the norm limit of gradients with `numel` of the model's `numel_total` elements.
+
+    The limit is C for the whole gradient, or C_b for a bucket, as the module's docstring defines
+    them.
+    """
     if clip.policy == "whole_before_allreduce":
         return clip.max_norm
     if clip.bucket_limit == "equal_share":
@@ -70,18 +74,19 @@ def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> f
 
 
 def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return min(1, max_norm / norm), which is exactly 1 within the limit, 0-d like `norm`.
+    """Return min(1, max_norm / norm), 0-d like `norm`. It is exactly 1 for norms within the limit.
 
-    The factor is NaN if the norm is not finite, so that the whole bucket becomes NaN. Otherwise,
-    finite elements whose norm overflows would become zeros, and the other ranks would not notice.
+    If the norm is not finite, the factor is NaN, so that all elements become NaN. Otherwise, finite
+    elements whose norm overflows would become zeros, and the other ranks would not notice the
+    overflow.
     """
     return torch.where(torch.isfinite(norm), max_norm / norm.clamp(min=max_norm), torch.nan)
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm over all tensors together, 0-d, on their device.
+    """Return the L2 norm of all gradients together, 0-d, on their device.
 
-    The norm of 16-bit gradients is computed in fp32.
+    The function computes the norm of 16-bit gradients in float32.
     """
     dtype = torch.promote_types(gradients[0].dtype, torch.float32)
     if gradients[0].device.type == "cpu":
@@ -102,7 +107,7 @@ def _norm_on_cpu(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def combine_norms(norms: Sequence[Tensor]) -> Tensor:
-    """Return the norm of a gradient, 0-d, from the norms of its parts, 0-d each."""
+    """Return the L2 norm of a gradient, 0-d, computed from the 0-d norms of its parts."""
     if len(norms) == 1:
         return norms[0]
     stacked = torch.stack(list(norms))
@@ -110,17 +115,20 @@ def combine_norms(norms: Sequence[Tensor]) -> Tensor:
 
 
 def wire_dtype(gradient_dtype: torch.dtype, allreduce_dtype: AllreduceDtype) -> torch.dtype | None:
-    """Return the dtype in which gradients are sent, or None if they are not converted."""
+    """Return the dtype to which gradients are converted before they are sent.
+
+    Returns None if they are sent in their own dtype.
+    """
     is_converted = allreduce_dtype == "bf16" and gradient_dtype != torch.bfloat16
     return torch.bfloat16 if is_converted else None
 
 
 def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
-    """Write `gradient` * `factor` to `out`, which may be `gradient` or have another dtype.
+    """Write `gradient` * `factor` to `out`, which may be `gradient` itself or have another dtype.
 
     `factor` is 0-d, float32 or float64. 16-bit gradients are multiplied in float32 and rounded
-    once. torch by itself would first round a 0-d factor to their dtype. There, a small factor, such
-    as a small limit divided by 1,024 ranks, may be subnormal and lose precision.
+    once. By default, torch would first round a 0-d factor to the 16-bit dtype. In float16, a small
+    factor, such as a small limit divided by 1,024 ranks, may be subnormal and lose precision.
     """
     if gradient.dtype == factor.dtype == out.dtype:
         torch.mul(gradient, factor, out=out)
@@ -130,7 +138,7 @@ def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClipOutcome:
-    """The outcome of clipping in one update. All tensors are 0-d and on the device."""
+    """The result of clipping the gradients of one update. All tensors are 0-d, on the device."""
 
     grad_norm: Tensor
     clipped_fraction: Tensor
@@ -140,7 +148,7 @@ class ClipOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BucketGradients:
-    """Gradients that are clipped and sent together."""
+    """The gradients of one bucket, which are clipped and sent together."""
 
     contents: Sequence[Tensor]  # all elements, as one flat buffer or as the gradients themselves
     parameters: Sequence[Tensor]
@@ -148,12 +156,14 @@ class BucketGradients:
 
     @property
     def numel(self) -> int:
-        """The number of elements of the gradients, without padding."""
+        """The number of elements of the bucket's gradients, without padding."""
         return sum(parameter.numel() for parameter in self.parameters)
 
 
 class ClipState:
-    """The state of the hook, with its limits and the measurements of the current update.
+    """The limits of clipping, and the norms that were measured in the current update.
+
+    It is the state of DDP's communication hook, and is also used without DDP.
 
     Args:
         clip: the policy and its constants. If the policy does not clip before the all-reduce,
@@ -162,7 +172,7 @@ class ClipState:
         world_size: the number of ranks of the group. Each rank divides its gradients by this number
             before it sends them.
         group: the model's process group, or None for the group of all ranks.
-        wire: the dtype in which gradients are sent, or None for their own.
+        wire: the dtype in which gradients are sent, or None to send them in their own dtype.
     """
 
     def __init__(
@@ -191,10 +201,11 @@ class ClipState:
     def on_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Process one bucket of a backward pass, and return a future of its mean over the ranks.
 
-        `whole_before_allreduce` keeps all buckets until the last one, because only then is the norm
-        known. At that point there is no computation left to overlap with, so the last call waits
-        for the all-reduces. (On a GPU, only its stream waits.) The calls before it return completed
-        futures, because an error could leave an open future unfinished forever.
+        `whole_before_allreduce` keeps all buckets until the last one, because the norm of the whole
+        gradient is unknown until then. At that point there is no computation left to overlap with,
+        so the last call waits for the all-reduces. (On a GPU, only its stream waits.) The earlier
+        calls return completed futures, because a future that is left open would never complete
+        after an error.
         """
         buffer = bucket.buffer()
         ready = self.take(
@@ -213,8 +224,8 @@ class ClipState:
         """Clip a bucket of a backward pass and divide it by the number of ranks.
 
         Returns pairs of a bucket and the tensor to send, in the order in which the buckets arrived.
-        `whole_before_allreduce` returns no pairs until the last bucket, and then all of them. The
-        other policies return one pair.
+        `whole_before_allreduce` returns an empty list until the last bucket, and then the pairs of
+        all buckets. With the other policies, each call returns one pair.
         """
         self._held.append(bucket)
         if self._clip.policy == "whole_before_allreduce" and not ends_backward:
@@ -227,15 +238,16 @@ class ClipState:
         return list(zip(held, sent, strict=True))
 
     def finish(self) -> ClipOutcome:
-        """Return the outcome since the last call. Call it after all sent buckets have arrived.
+        """Return the outcome of clipping the buckets that arrived since the last call.
 
-        Call it only for policies that clip before the all-reduce. `grad_norm` is this rank's own
-        norm before clipping, over all its buckets. `clipped_fraction` counts buckets, or whole
-        gradients for `whole_before_allreduce`.
+        Call this method only for policies that clip before the all-reduce, after all sent buckets
+        have arrived. `grad_norm` is this rank's own norm before clipping, over all its buckets.
+        `clipped_fraction` is the fraction of buckets that were clipped. For
+        `whole_before_allreduce`, it is the fraction of whole gradients.
 
-        A rank that sends NaN makes the whole reduced bucket NaN, so checking its first element is
-        enough. A bucket without NaN cannot have overflowed, because it is a sum of N contributions
-        that are each within limit / N.
+        The method checks only the first element of each reduced bucket, because a rank that sends
+        NaN makes the whole bucket NaN. A bucket without NaN cannot have overflowed, because it is a
+        sum of N contributions whose norms are at most limit / N each.
         """
         has_nan = ~torch.isfinite(torch.stack([each.float() for each in self._reduced])).all()
         outcome = ClipOutcome(
@@ -248,7 +260,10 @@ class ClipState:
         return outcome
 
     def _factor(self, together: Sequence[BucketGradients]) -> Tensor:
-        """Return the factor for buckets before they are sent, and record their norm if needed."""
+        """Return the factor by which buckets are multiplied before they are sent.
+
+        If the policy clips before the all-reduce, the method also records the buckets' common norm.
+        """
         if not clips_before(self._clip):
             return self._share
         norm = gradient_norm([tensor for bucket in together for tensor in bucket.contents])
@@ -261,7 +276,8 @@ class ClipState:
     def _multiply(self, bucket: BucketGradients, factor: Tensor) -> Tensor:
         """Multiply the contents of a bucket by `factor`, and return the tensor to send.
 
-        The contents may be several tensors only on a single rank, which sends nothing.
+        The contents are one flat tensor, except on a single rank, which sends nothing and may have
+        several.
         """
         sent = bucket.contents[0]
         if self._wire is not None:
@@ -299,15 +315,22 @@ def _completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class Clipping(Protocol):
-    """The clipping of an update. Each of its micro-batches runs inside a `forward` context."""
+    """How the gradients of an update are clipped.
+
+    Each micro-batch of the update runs inside the context that `forward` returns.
+    """
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context for the forward and backward pass of one micro-batch."""
+        """Return a context manager for the forward and backward pass of one micro-batch.
+
+        `is_last` is True for the last micro-batch of the update.
+        """
 
     def finish(self) -> ClipOutcome:
-        """Finish the update after its last micro-batch, and return the outcome.
+        """Finish the update after its last micro-batch, and return the outcome of clipping.
 
-        The gradients are then final, except for the outcome's factor.
+        The gradients are then final, except that the caller must still multiply them by the
+        outcome's `gradient_factor`.
         """
 
 
@@ -318,11 +341,11 @@ def make_clipping(
     *,
     bucket_cap_mb: float = DEFAULT_CAP_MB,
 ) -> Clipping:
-    """Create the clipping of a config for `model`, which DistributedDataParallel may wrap.
+    """Create the clipping that a config asks for, for a model with or without DDP.
 
-    A wrapped model keeps its own buckets. It gets a hook if the policy clips before the all-reduce,
-    or if gradients are converted to `wire`. For a model that is not wrapped, `bucket_cap_mb` limits
-    the size of the buckets in MiB.
+    If DistributedDataParallel (DDP) wraps the model, it keeps its own buckets. It gets a
+    communication hook if the policy clips before the all-reduce, or if gradients are converted to
+    `wire`. If the model is not wrapped, `bucket_cap_mb` limits the size of its buckets, in MiB.
     """
     ddp = model if isinstance(model, DistributedDataParallel) else None
     if not clips_before(clip):
@@ -344,27 +367,33 @@ def _register_hook(
 
 
 class ClipAfter:
-    """The policies `after_allreduce` and `none`, whose norm and result are equal on all ranks."""
+    """Clipping for the policies `after_allreduce` and `none`, which use the averaged gradient.
+
+    The norm and the result are therefore equal on all ranks.
+    """
 
     def __init__(self, clip: ClipSection, model: nn.Module) -> None:
         self._clip = clip
         self._model = model
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context that accumulates gradients.
+        """Return a context manager in which backward passes accumulate gradients.
 
-        The last backward pass averages them over the ranks.
+        The last backward pass of an update averages the gradients over the ranks.
         """
         return _sync_if_last(self._model, is_last)
 
     def finish(self) -> ClipOutcome:
-        """Limit the norm of the averaged gradient, or only measure it for `none`."""
+        """Return the outcome for the averaged gradient, whose norm `after_allreduce` limits.
+
+        With the policy `none`, the norm is measured but not limited.
+        """
         gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
         return outcome_after(self._clip, gradient_norm(gradients))
 
 
 def outcome_after(clip: ClipSection, norm: Tensor) -> ClipOutcome:
-    """Return the outcome of `after_allreduce` or `none` for the averaged gradient's 0-d norm."""
+    """Return the outcome of `after_allreduce` or `none`, given the averaged gradient's 0-d norm."""
     limited = clip.policy == "after_allreduce"
     clipped = norm > clip.max_norm if limited else torch.zeros_like(norm)
     factor = limit_factor(norm, clip.max_norm) if limited else torch.ones_like(norm)
@@ -377,30 +406,31 @@ def outcome_after(clip: ClipSection, norm: Tensor) -> ClipOutcome:
 
 
 class ClipBefore:
-    """The policies that clip in DistributedDataParallel's communication hook."""
+    """Clipping for the policies that clip in DistributedDataParallel's communication hook."""
 
     def __init__(self, ddp: DistributedDataParallel, state: ClipState) -> None:
         self._ddp = ddp
         self._state = state
 
     def forward(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context that accumulates gradients.
+        """Return a context manager in which backward passes accumulate gradients.
 
-        The last backward pass calls the hook.
+        The last backward pass of an update calls the communication hook, which clips and averages
+        them.
         """
         return _sync_if_last(self._ddp, is_last)
 
     def finish(self) -> ClipOutcome:
-        """Return the outcome of the hook."""
+        """Return the outcome of clipping, which the communication hook has recorded."""
         return self._state.finish()
 
 
 class ClipOnOneRank:
-    """The policies that clip before the all-reduce, on a single rank, which needs no all-reduce.
+    """Clipping before the all-reduce if there is only one rank, which needs no all-reduce.
 
-    Here `whole_before_allreduce` equals `after_allreduce`. The buckets are planned as in
-    DistributedDataParallel, assuming that gradients become ready in the reverse order of the
-    parameters.
+    On a single rank, `whole_before_allreduce` equals `after_allreduce`. The buckets are planned as
+    in DistributedDataParallel, on the assumption that gradients become ready in the reverse order
+    of the parameters.
     """
 
     def __init__(self, clip: ClipSection, model: nn.Module, bucket_cap_mb: float) -> None:
@@ -413,7 +443,11 @@ class ClipOnOneRank:
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
-        """Return a context that clips after the last backward pass, as the hook would."""
+        """Return a context manager that clips the gradients after the last backward pass.
+
+        The result is that of the communication hook, which exists only with
+        DistributedDataParallel.
+        """
         yield
         if is_last:
             for number, bucket in enumerate(self._buckets, 1):
@@ -421,7 +455,7 @@ class ClipOnOneRank:
                 self._state.take(_with_gradients(bucket), ends_backward=ends_backward)
 
     def finish(self) -> ClipOutcome:
-        """Return the outcome of clipping."""
+        """Return the outcome of clipping the update's gradients."""
         return self._state.finish()
 
 
@@ -431,6 +465,6 @@ def _with_gradients(parameters: Sequence[nn.Parameter]) -> BucketGradients:
 
 
 def _sync_if_last(model: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    """Return a context in which DistributedDataParallel communicates only if `is_last`."""
+    """Return a context manager in which DistributedDataParallel communicates only if `is_last`."""
     ddp = model if isinstance(model, DistributedDataParallel) else None
     return contextlib.nullcontext() if is_last or ddp is None else ddp.no_sync()

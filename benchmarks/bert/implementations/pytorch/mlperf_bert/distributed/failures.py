@@ -1,4 +1,4 @@
-"""Error messages that name a failed or hanging rank, its host, and what it was doing."""
+"""Error messages that name a failed or hanging rank, its host, and its current activity."""
 
 import math
 import os
@@ -47,15 +47,16 @@ _OF_THIS_HOST = ("failed to listen", "already in use")
 def naming_failures(
     info: RankInfo, whereabouts: Whereabouts | None, patience: timedelta
 ) -> Iterator[None]:
-    """Add the rank to every error of the body.
+    """Add this rank, its host and its activity to every error that the `with` block raises.
 
-    A UserError names the rank first, except during start-up, when all ranks raise the same error
-    together. An error that lost ranks caused becomes a LostRanksError. Any other exception gets a
-    note, which is printed as the last line of its traceback.
+    A UserError gets the rank at the front of its message. During start-up the message stays as it
+    is, because all ranks raise the same error together. A communication error that is due to lost
+    ranks becomes a LostRanksError. Any other exception gets a note, which Python prints as the last
+    line of its traceback.
 
     Args:
         info: this rank.
-        whereabouts: what this rank is doing, or None if that is not recorded.
+        whereabouts: the current activity of this rank, or None if it is not recorded.
         patience: how long this rank waits for an answer from the others.
     """
     try:
@@ -83,12 +84,13 @@ def saying_failures(
     whereabouts: Whereabouts,
     patience: timedelta,
 ) -> Iterator[None]:
-    """Name failures as `naming_failures` does, and print the error in one line at once.
+    """Name failures as `naming_failures` does, and print each error in one line at once.
 
     The line must not wait until the outer contexts have exited, because that may take seconds, and
     a launcher may kill the process meanwhile. The traceback of a bug is printed when the process
-    exits. Errors of files and of memory are printed only then, because __main__.py adds a remedy to
-    them. If all ranks raise the same error together, only rank 0 prints it.
+    exits. OSErrors and out-of-memory errors are also printed when the process exits, because
+    __main__.py adds a remedy to them. If all ranks raise the same error together, only rank 0
+    prints it.
     """
     try:
         with naming_failures(info, whereabouts, patience):
@@ -107,13 +109,13 @@ def saying_failures(
 
 
 def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksError | None:
-    """Convert a communication error, which has many lines in gloo and NCCL, to a one-line error.
+    """Convert an error of gloo or NCCL about communication to a LostRanksError of one line.
 
-    Returns None for any other error.
+    Returns None if the error has another cause.
 
     Args:
         error: raised by a collective, or by a backward pass that contains one.
-        here: this rank, and what it was doing.
+        here: this rank and its activity, in words.
         timeout: how long this rank waited for an answer from the others.
     """
     text = str(error).lower()
@@ -150,20 +152,20 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
 def watchdog(
     info: RankInfo, whereabouts: Whereabouts, patience: timedelta, *, poll_s: float = POLL_S
 ) -> Iterator[None]:
-    """End the process with one line and status 70 if this rank makes no progress.
+    """End the process with a one-line error and status 70 if this rank makes no progress.
 
     The training thread cannot end itself while it waits for a disk or a device, so another thread
     checks its progress. If any thread of this rank is reading samples, the rank probably waits for
-    its own disk or its reader process, and is ended after `patience`. Otherwise it may wait for
-    ranks that know the cause, and gets a few seconds more. Activities that may take long have no
-    limit.
+    its own disk or its reader process, and the watchdog ends the process after `patience`.
+    Otherwise, the rank may be waiting for ranks that know the cause, so the watchdog gives it a few
+    seconds more. Activities that may take long, such as writing a checkpoint, have no limit.
 
-    Checks are counted instead of seconds, because a process that was stopped and continued
-    (SIGSTOP, SIGCONT) makes no checks meanwhile and has not hung.
+    The watchdog counts checks instead of seconds. A process that was stopped and continued
+    (SIGSTOP, SIGCONT) has not hung, and it makes no checks while it is stopped.
 
     Args:
         info: this rank.
-        whereabouts: what this rank is doing.
+        whereabouts: the current activity of this rank.
         patience: how long a rank may make no progress.
         poll_s: seconds between two checks.
     """
@@ -196,12 +198,12 @@ def watchdog(
 
 
 def _note(info: RankInfo, whereabouts: Whereabouts | None, error: Exception) -> str:
-    """Describe an error in one line, with the rank, what it was doing, and the error's type."""
+    """Describe an error in one line, with the rank, its activity, and the error's type."""
     return one_line(f"{_here(info, whereabouts)}: {type(error).__name__}: {error}")
 
 
 def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
-    """Name this rank, its host and, if known, what it is doing."""
+    """Return the name of this rank and its host, and its activity if that is recorded."""
     rank = f"rank {info.rank} on {host_name()}"
     return rank if whereabouts is None else f"{rank}, {whereabouts.in_words}"
 

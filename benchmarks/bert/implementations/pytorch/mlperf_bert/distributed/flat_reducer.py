@@ -2,11 +2,12 @@
 
 This module replaces DistributedDataParallel, and adds two features. It can reduce-scatter a bucket,
 so that each rank receives only its own shard. It also does not need to copy the reduced gradients,
-because they arrive in the flat buffer that the optimizer reads. The buckets are filled in the
-reverse order of the parameters, clipped by the config's policy, and never rebuilt.
+because they arrive in the flat buffer that the optimizer reads. The buckets contain the parameters
+in reverse order, are clipped by the config's policy, and are never rebuilt.
 
 With `flat`, each of the N ranks owns the whole optimizer state. With `zero1_node`, each rank of a
-node owns a shard, and the nodes are replicas. With `zero1`, each of the N ranks owns a shard.
+node owns one shard of the state, and every node has all shards. With `zero1`, each of the N ranks
+owns one of N shards.
 """
 
 import contextlib
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
 
 
 class FlatBuffers:
-    """Weights and gradients of a model, both [layout.numel] and of the dtype of `weights`.
+    """A model's weights and its gradients, each in one flat buffer [layout.numel].
 
-    The parameters are views of `weights`. A backward pass leaves its gradients in the tensors that
-    autograd allocated, and `take` or `collect` then moves them into `gradients`. With one backward
-    pass per update, this moves fewer bytes than zeroing the buffer and adding to it.
+    The buffer of gradients has the dtype of `weights`. The parameters are views of `weights`. A
+    backward pass leaves its gradients in the tensors that autograd allocated, and `take` or
+    `collect` then moves them into `gradients`. With one backward pass per update, this moves fewer
+    bytes than zeroing the buffer and adding to it.
     """
 
     def __init__(self, model: nn.Module, layout: FlatLayout, weights: Tensor) -> None:
@@ -56,7 +58,7 @@ class FlatBuffers:
         self.begin_update()
 
     def begin_update(self) -> None:
-        """Discard all gradients before an update begins."""
+        """Discard all gradients of the previous update."""
         if self._gaps:
             torch._foreach_zero_(self._gaps)
         for parameter in self.parameters:
@@ -66,8 +68,8 @@ class FlatBuffers:
     def take(self, number: int) -> None:
         """Move the gradient of one parameter into `gradients`.
 
-        It is added to the gradient that an earlier micro-batch left there, if there is one.
-        `number` is the parameter's index in `layout.tensors`.
+        If an earlier micro-batch of the update has left a gradient there, the new one is added to
+        it. `number` is the parameter's index in `layout.tensors`.
         """
         parameter, own = self.parameters[number], self.gradient_views[number]
         if parameter.grad is None:
@@ -80,7 +82,7 @@ class FlatBuffers:
         parameter.grad = None
 
     def collect(self) -> None:
-        """Copy the gradients that `take` has not moved, and fill in zeros for missing gradients."""
+        """Copy the gradients that `take` has not moved, and write zeros for missing gradients."""
         found = [number for number in self._awaited if self.parameters[number].grad is not None]
         for number in self._awaited.difference(found):
             self.gradient_views[number].zero_()
@@ -94,7 +96,7 @@ class FlatBuffers:
 
 
 def flat_weights(model: nn.Module, layout: FlatLayout) -> Tensor:
-    """Copy all weights into one buffer [layout.numel], with zeros as padding."""
+    """Copy all weights of a model into a new flat buffer [layout.numel], with zeros as padding."""
     parameters = _trained(model, layout)
     first = parameters[0]
     flat = torch.zeros(layout.numel, dtype=first.dtype, device=first.device)
@@ -104,27 +106,31 @@ def flat_weights(model: nn.Module, layout: FlatLayout) -> Tensor:
 
 
 def views(flat: Tensor, layout: FlatLayout) -> list[Tensor]:
-    """Return views of a whole flat buffer as its tensors, in their order and own shapes."""
+    """Return one view of the whole flat buffer per tensor, in the tensor's own shape.
+
+    The views are in the order of `layout.tensors`.
+    """
     return [flat[each.start : each.stop].view(each.shape) for each in layout.tensors]
 
 
 def _trained(model: nn.Module, layout: FlatLayout) -> list[nn.Parameter]:
-    """Return the model's parameters in the order of the layout."""
+    """Return the model's trained parameters, in the order of the layout."""
     named = dict(model.named_parameters())
     return [named[tensor.name] for tensor in layout.tensors]
 
 
 def num_shards(data_parallel: DataParallel, info: RankInfo) -> int:
-    """Return the number of shards of the optimizer state."""
+    """Return the number of shards into which the optimizer state is split."""
     parts = {"zero1_node": info.local_world_size, "zero1": info.world_size}
     return parts.get(data_parallel, 1)
 
 
 class ShardGroup:
-    """Communication with the ranks of the other shards, and with those of the same shard.
+    """The communication of a rank with the ranks that own other shards, and with its replicas.
 
-    Consecutive ranks have consecutive shards. Collective: all ranks must create it. One method
-    starts a transfer and another waits for it, so that the transfer overlaps with other work.
+    Replicas are ranks that own the same shard. Consecutive ranks own consecutive shards. Each
+    transfer has a method that starts it and another one that waits for it, so that the transfer
+    overlaps with other work. Collective: all ranks must create the group.
 
     Args:
         count: the number of shards, which divides the number of ranks.
@@ -144,9 +150,9 @@ class ShardGroup:
         self._gathering: dict[int, Work] = {}
 
     def reduce(self, whole: Tensor, piece: Tensor) -> None:
-        """Start summing `whole` over all ranks into `piece`, which gets this rank's shard.
+        """Start summing `whole` over all ranks. `piece` receives this rank's shard of the sum.
 
-        With one shard, both are the same memory.
+        If there is only one shard, `whole` and `piece` share the same memory.
         """
         if self._stream is None:
             self._begin(whole, piece)
@@ -157,7 +163,10 @@ class ShardGroup:
         whole.record_stream(self._stream)
 
     def wait_for_reduced(self) -> None:
-        """Wait for every piece. On a GPU, the current stream waits instead of the host."""
+        """Wait for the results of all calls of `reduce`.
+
+        On a GPU, the current stream waits instead of the host.
+        """
         _wait_for(self._reducing)
         self._reducing += [_all_reduce(piece, self._replicas) for piece in self._for_replicas]
         self._for_replicas.clear()
@@ -166,17 +175,18 @@ class ShardGroup:
             torch.cuda.current_stream().wait_stream(self._stream)
 
     def add_up(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the shards in place, with the same result on each."""
+        """Sum `tensor` over the shards in place, so that all shards get the same result."""
         if self._shards is not None:
             dist.all_reduce(tensor, group=self._shards)
 
     def exchange(
         self, sent: Tensor, sent_to: Sequence[int], received_from: Sequence[int]
     ) -> tuple[Tensor, Callable[[], object]]:
-        """Start sending rows of `sent` [rows, n] to the shards, `sent_to[i]` rows to shard i.
+        """Start an all-to-all exchange of the rows of `sent` [rows, n] between the shards.
 
-        Returns the buffer for the received rows, `received_from[i]` from shard i, and a function
-        that waits for them. On a GPU, the current stream waits instead of the host.
+        Shard i receives `sent_to[i]` rows. Returns a buffer, which receives `received_from[i]` rows
+        from shard i, and a function that waits for them. On a GPU, the current stream waits instead
+        of the host.
         """
         if self._shards is None:
             return sent, lambda: None
@@ -186,20 +196,26 @@ class ShardGroup:
         return received, work.wait
 
     def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
-        """Start gathering the `piece` of every shard into `whole`, which is bucket `number`."""
+        """Start an all-gather of bucket `number`, from every shard's `piece` into `whole`."""
         if self._shards is not None:
             all_gather = renamed("all_gather_into_tensor", "all_gather_single")
             work: Work = all_gather(whole, piece, group=self._shards, async_op=True)
             self._gathering[number] = work
 
     def wait_for(self, number: int) -> None:
-        """Wait for bucket `number` if it was published. On a GPU, the current stream waits."""
+        """Wait for the all-gather of bucket `number`, if one was started.
+
+        On a GPU, the current stream waits instead of the host.
+        """
         work = self._gathering.pop(number, None)
         if work is not None:
             work.wait()
 
     def wait(self) -> None:
-        """Wait for all published buckets. On a GPU, the current stream waits."""
+        """Wait for the all-gathers of all buckets.
+
+        On a GPU, the current stream waits instead of the host.
+        """
         for number in list(self._gathering):
             self.wait_for(number)
 
@@ -220,7 +236,10 @@ class ShardGroup:
 
 
 def _group_of(rank: int, groups: Sequence[range]) -> Any:
-    """Create all groups, and return the one that contains `rank`, or None for groups of one."""
+    """Create the process groups for all `groups`, and return the one that contains `rank`.
+
+    Returns None if each group has only one rank.
+    """
     if len(groups[0]) == 1:
         return None
     if len(groups) == 1:
@@ -230,7 +249,7 @@ def _group_of(rank: int, groups: Sequence[range]) -> Any:
 
 
 def renamed(old: str, new: str) -> Callable[..., Any]:
-    """Return a collective of torch.distributed that torch 2.13 renamed from `old` to `new`."""
+    """Return the collective of torch.distributed that torch 2.13 renamed from `old` to `new`."""
     found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
     return found
 
@@ -247,16 +266,17 @@ def _wait_for(works: list[Work]) -> None:
 
 
 class ArrivingParameters(dict[str, nn.Parameter | None]):
-    """A dictionary of a module's own parameters. Reading one first waits for its new weights.
+    """A dictionary of a module's own parameters that waits for new weights before they are read.
 
     With shards, the weights that other ranks have updated are still being received when an update
     ends. torch looks up a module's attribute (`dense.weight`) in this dictionary, and lists
-    parameters from it. A forward pass therefore cannot read weights that have not arrived, whether
-    it calls the module or reads its parameters itself, as fused blocks, FP8 products and tied heads
-    do. DeepSpeed gathers the weights of ZeRO stage 3 in the same way.
+    parameters from it. A forward pass therefore cannot read weights that have not arrived. This
+    holds if it calls the module, and also if it reads the module's parameters itself, as fused
+    blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO stage 3 in the
+    same way.
 
-    On a GPU, only the stream of a bucket's first reader waits for the bucket. All readers must
-    therefore use that stream, or first call `FlatOptimizer.wait_for_weights`.
+    On a GPU, only the stream that reads a bucket first waits for it. All readers must therefore use
+    that stream, or first call `FlatOptimizer.wait_for_weights`.
 
     Args:
         parameters: the module's parameters.
@@ -278,12 +298,12 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
         return parameter
 
     def items(self) -> "dict_items[str, nn.Parameter | None]":
-        """Return all names and parameters, after all weights have arrived."""
+        """Return all names and parameters, after waiting for all of their weights."""
         self._wait_for_all()
         return super().items()
 
     def values(self) -> "dict_values[str, nn.Parameter | None]":
-        """Return all parameters, after all weights have arrived."""
+        """Return all parameters, after waiting for all of their weights."""
         self._wait_for_all()
         return super().values()
 
@@ -293,11 +313,12 @@ class ArrivingParameters(dict[str, nn.Parameter | None]):
 
 
 class FlatReducer:
-    """A `Clipping` that also reduces the gradients.
+    """A `Clipping` that also averages the gradients over the ranks.
 
-    After `finish`, `shard_gradients` [layout.shard_numel] has this rank's shard of the averaged
-    gradient, to which the outcome's factor must still be applied. Its dtype is `wire`, or that of
-    the buffers if `wire` is None. With one shard and no `wire`, it is the buffers' own gradient.
+    After `finish`, `shard_gradients` [layout.shard_numel] contains this rank's shard of the
+    averaged gradient. The caller must still multiply it by the outcome's `gradient_factor`. Its
+    dtype is `wire`, or that of the buffers if `wire` is None. With one shard and no `wire`, it is
+    the tensor `buffers.gradients` itself.
     """
 
     def __init__(
@@ -327,9 +348,9 @@ class FlatReducer:
 
     @contextlib.contextmanager
     def forward(self, *, is_last: bool) -> Iterator[None]:
-        """Return a context that accumulates gradients in the flat buffer.
+        """Return a context manager in which backward passes accumulate gradients.
 
-        The last backward pass of an update sends them.
+        They are accumulated in the flat buffer. The last backward pass of an update sends them.
         """
         self._sends = is_last
         self._begin_backward()
@@ -339,7 +360,7 @@ class FlatReducer:
             self._send_while(lambda bucket: True)
 
     def finish(self) -> ClipOutcome:
-        """Wait for the reduced gradients, and return the outcome of clipping."""
+        """Wait for the averaged gradients, and return the outcome of clipping them."""
         self._group.wait_for_reduced()
         if clips_before(self._clip):
             return self._state.finish()
@@ -348,9 +369,10 @@ class FlatReducer:
         return outcome_after(self._clip, square.sqrt())
 
     def _wait_before_use(self, model: nn.Module, bucket_of: dict[nn.Parameter, int]) -> None:
-        """Make every reader of a module's parameters wait for the weights that it reads.
+        """Make every read of a parameter wait until the parameter's new weights have arrived.
 
-        It waits only for these weights, which the previous update has published.
+        The previous update has published these weights. A read does not wait for the weights of
+        other buckets.
         """
 
         def wait_for(parameter: nn.Parameter) -> None:
@@ -386,7 +408,10 @@ class FlatReducer:
         return on_gradient
 
     def _send_while(self, is_ready: Callable[[int], bool]) -> None:
-        """Send the next buckets that are ready, in the same order on every rank."""
+        """Send the buckets that are ready, in the same order on every rank.
+
+        The method stops at the first bucket that is not ready.
+        """
         while self._next < len(self._buckets) and is_ready(self._next):
             bucket = self._buckets[self._next]
             self._next += 1

@@ -1,6 +1,6 @@
-"""Start of a rank: its number, the rendezvous of the ranks, and the process group.
+"""Start of a rank: reading its number, meeting the other ranks, and joining the process group.
 
-The ranks of our own launcher meet through a file, and other ranks through a store of rank 0. Rank 0
+The ranks of our own launcher meet through a file, and other ranks through a store on rank 0. Rank 0
 serves the store on one address only, because torch's own store listens on every interface and
 answers anyone.
 
@@ -64,7 +64,7 @@ _SIOCGIFADDR = 0x8915  # Linux's request for the IPv4 address of an interface
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The rank of this process, among all ranks and among those of its node."""
+    """Which rank this process is, among all ranks and among those of its node."""
 
     rank: int
     world_size: int
@@ -92,25 +92,26 @@ def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_silent_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True for a rank of our own launcher whose messages rank 0 prints."""
+    """Return True for a rank of our own launcher that leaves printing to rank 0."""
     return MEETING in environ and environ.get("RANK") != "0"
 
 
 def read_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
-    """Read the rank from the variables of our launcher, torchrun, MPI or SLURM, in this order.
+    """Read this process's rank from the environment variables of its launcher.
 
-    Without any of them, the process is a single rank. torchrun comes before MPI and SLURM because
-    mpirun or srun may start torchrun once per node. MPI comes before SLURM because mpirun in a
-    SLURM job keeps the SLURM variables of the process that called it.
+    The function looks for the variables of our own launcher, torchrun, MPI and SLURM, in this
+    order. If there are none, the process is a single rank. torchrun comes before MPI and SLURM
+    because mpirun or srun may start torchrun once per node. MPI comes before SLURM because mpirun
+    in a SLURM job keeps the SLURM variables of the process that called it.
 
     SLURM's variables count only inside an srun step. The shell of an sbatch script also has
     SLURM_PROCID=0 and SLURM_NTASKS=n although it is one process, but it has no SLURM_STEP_ID. The
     number of ranks is that of the step, not of the job. (An interactive shell is a step of one
     task.)
 
-    An incomplete set of variables is accepted if it describes a single rank. Raises ConfigError for
-    any other incomplete set, with the variables that are set and those that are missing. Also
-    raises ConfigError for a variable that is not a number.
+    An incomplete set of variables is accepted if it describes a single rank. For any other
+    incomplete set, the function raises ConfigError, which names the variables that are set and
+    those that are missing. It also raises ConfigError for a variable that is not a number.
     """
     environ = {name: value for name, value in environ.items() if value}
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ
@@ -137,10 +138,10 @@ def _from_incomplete(
     *,
     in_slurm_step: bool,
 ) -> RankInfo:
-    """Return a single rank if no launcher has set all its variables. Raises ConfigError.
+    """Return a single rank if no launcher has set all of its variables.
 
-    The error is raised if the variables describe more than one rank. torchrun's variables are read
-    after those of MPI and SLURM, because scripts on clusters often set WORLD_SIZE.
+    Raises ConfigError if the variables describe more than one rank. The function reads torchrun's
+    variables after those of MPI and SLURM, because scripts on clusters often set WORLD_SIZE.
     """
     if "OMPI_COMM_WORLD_RANK" in environ:
         return _from_names(environ, "mpi", _OPEN_MPI)
@@ -157,7 +158,7 @@ def _from_incomplete(
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return SLURM's name of the node, or the host's name outside of SLURM.
+    """Return SLURM's name of this node, or the host's name if SLURM has not set one.
 
     SLURM's name is preferred because several of its nodes may run on one host.
     """
@@ -171,8 +172,8 @@ def choose_device(
 ) -> "torch.device":
     """Choose the device of this rank, which is `cuda:<local_rank>` or `cpu`.
 
-    `auto` uses CUDA if it is available. Raises ConfigError for `cuda` without CUDA, and for more
-    ranks than GPUs on the node unless `share_gpu` allows that.
+    `auto` uses CUDA if it is available. Raises ConfigError for `cuda` if CUDA is not available.
+    Also raises it if the node has more ranks than GPUs, unless `share_gpu` is "allow".
     """
     import torch
 
@@ -193,11 +194,11 @@ def choose_device(
 
 
 def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> int:
-    """Set torch's CPU threads to this rank's share of the node's cores, and return how many.
+    """Set torch's CPU threads to this rank's share of the node's cores, and return the number.
 
-    The number is OMP_NUM_THREADS if it is set, except under torchrun, which sets it to 1 by itself.
-    Otherwise, in an srun step, it is SLURM_CPUS_PER_TASK if that is set. In all other cases it is
-    the number of cores that this process may use, divided by the number of ranks on the node.
+    The number is OMP_NUM_THREADS if that is set, except under torchrun, which sets it to 1 by
+    itself. Otherwise, in an srun step, it is SLURM_CPUS_PER_TASK if that is set. In all other cases
+    it is the number of cores that this process may use, divided by the number of ranks on the node.
     Raises ConfigError if a variable is not a number above zero.
     """
     import torch
@@ -215,7 +216,7 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
 
 
 def backend_for(info: RankInfo, device: "torch.device") -> Literal["nccl", "gloo"]:
-    """Return the backend for ranks on this kind of device. nccl needs one GPU per rank."""
+    """Return "nccl" if every rank of this node has its own GPU, and "gloo" otherwise."""
     import torch
 
     own_gpus = device.type == "cuda" and info.local_world_size <= torch.cuda.device_count()
@@ -229,11 +230,11 @@ def init_process_group(
     timeout: timedelta = timedelta(minutes=10),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Make `device` current, and join the process group of all ranks.
+    """Select `device` as torch's current device, and join the process group of all ranks.
 
     A single rank gets no process group, so code that communicates must check for world_size > 1.
-    `timeout` limits the start and every later collective. Raises ConfigError if the address of
-    rank 0 is not known, or if torchrun was told to restart ranks by itself.
+    `timeout` limits the start and every later collective. Raises ConfigError if the address of rank
+    0 is not known, or if torchrun was told to restart ranks by itself.
     """
     import torch
     import torch.distributed as dist
@@ -257,10 +258,11 @@ def init_process_group(
 
 
 def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"]) -> None:
-    """Raise ConfigError if the user names network interfaces that this rank cannot use.
+    """Raise ConfigError if the user has set a network interface that this rank cannot use.
 
-    gloo, which also connects the ranks of a group over NCCL, expects full names. NCCL expects
-    prefixes of names, full names after `=`, or prefixes to exclude after `^`.
+    The variable for gloo contains full names. gloo also connects the ranks of an NCCL group. The
+    variable for NCCL contains prefixes of names, full names after `=`, or prefixes to exclude after
+    `^`.
     """
     names_here = [name for _, name in socket.if_nameindex()]
     choices = f"one of this host's interfaces ({', '.join(names_here)})"
@@ -282,7 +284,7 @@ def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"
 
 
 def has_address(interface: str) -> bool:
-    """Return True if a network interface has an IPv4 or IPv6 address, or if this is not Linux."""
+    """Return True if a network interface has an IP address, or if this system is not Linux."""
     if sys.platform != "linux":
         return True
     if _ipv4_of(interface) is not None:
@@ -308,9 +310,11 @@ def _refuse_restarts(environ: Mapping[str, str]) -> None:
 def warn_if_waiting(
     info: RankInfo, environ: Mapping[str, str] = os.environ, after_s: float = WAITING_S
 ) -> Iterator[None]:
-    """Print on rank 0, after `after_s` seconds, which variables say that there are other ranks.
+    """Return a context manager that prints a message if the other ranks do not arrive.
 
-    The variables may remain in a shell or a container from a job that has ended.
+    Rank 0 prints it after `after_s` seconds. The message names the environment variables from which
+    this rank concludes that there are other ranks. They may be left in a shell or a container from
+    a job that has ended.
     """
     known = (*_TORCHRUN[:2], *_OPEN_MPI[:2], *_HYDRA[:2], "SLURM_STEP_ID", "SLURM_PROCID")
     seen = [name for name in known if name in environ]
@@ -341,11 +345,12 @@ def shutdown() -> None:
 
 
 def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = os.environ) -> Any:
-    """Open the `torch.distributed.Store` of our launcher, of torchrun, or of rank 0.
+    """Open the `torch.distributed.Store` through which the ranks meet.
 
-    On several hosts, gloo is set to the interface that leads to rank 0, unless the user names one.
-    Raises ConfigError if the address of the store is unknown or unusable, and LostRanksError if the
-    store does not answer.
+    It is the store of our own launcher, of torchrun, or of rank 0. On several hosts, the function
+    also sets gloo's interface to the one that leads to rank 0, unless the user has set one. Raises
+    ConfigError if the address of the store is unknown or unusable, and LostRanksError if the store
+    does not answer.
     """
     import torch.distributed as dist
 
@@ -367,10 +372,11 @@ def open_store(info: RankInfo, timeout: timedelta, environ: Mapping[str, str] = 
 
 
 def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the host and port of rank 0, which are MASTER_ADDR and MASTER_PORT if they are set.
+    """Return the host and the port at which rank 0 serves the store.
 
-    Otherwise the host is the first node, and the port is computed from values that identify this
-    start. Raises ConfigError if host or port cannot be determined.
+    They are MASTER_ADDR and MASTER_PORT if these are set. Otherwise the host is the first node, and
+    the port is computed from values that identify this start of the job. Raises ConfigError if the
+    host or the port cannot be determined.
     """
     if info.launcher == "torchrun":
         for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -390,10 +396,10 @@ def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedelta) -> Any:
-    """Serve the ranks' `torch.distributed.Store` on rank 0, and connect to it on the others.
+    """Serve the ranks' `torch.distributed.Store` on rank 0, or connect to it on any other rank.
 
-    Raises ConfigError on rank 0 if it cannot listen on the address, and LostRanksError on the
-    others if rank 0 does not answer in time.
+    Raises ConfigError on rank 0 if it cannot listen on the address, and LostRanksError on another
+    rank if rank 0 does not answer in time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -409,10 +415,11 @@ def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedel
 
 
 def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
-    """Wait until a server answers, and return this host's address on the route to it.
+    """Wait until rank 0's server answers, and return this host's address on the route to it.
 
-    The connection is tried here because torch prints many lines if it fails. `who` is named in the
-    error. Raises LostRanksError if the server does not answer in time.
+    The function tries the connection before torch does, because torch prints many lines if the
+    connection fails. The error names `who`. Raises LostRanksError if the server does not answer in
+    time.
     """
     end = time.monotonic() + timeout.total_seconds()
     while True:
@@ -428,7 +435,7 @@ def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface whose first IPv4 address is `address`, if there is one."""
+    """Return the network interface whose first IPv4 address is `address`, or None."""
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
     names = (name for _, name in socket.if_nameindex())
     return next((name for name in names if _ipv4_of(name) == packed), None)
@@ -454,7 +461,7 @@ def first_host(node_list: str) -> str:
 
 
 def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
-    """Create a socket that listens only on `address`. Raises ConfigError."""
+    """Create a server socket that listens only on `address`. Raises ConfigError if it cannot."""
     remedy = "set it to rank 0's address in the network of the nodes"
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
@@ -480,7 +487,7 @@ def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
 
 
 def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
-    """Return values that identify this start and are equal on its ranks. Raises ConfigError."""
+    """Return values that identify this start of the job, equal on all ranks. Raises ConfigError."""
     if info.launcher == "slurm":
         return [environ.get(name, "") for name in _STEP]
     job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
@@ -492,7 +499,7 @@ def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
 
 
 def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
-    """Return the host of rank 0 if MASTER_ADDR is not set. Raises ConfigError if it is unknown."""
+    """Return rank 0's host if MASTER_ADDR is not set. Raises ConfigError if the host is unknown."""
     if info.local_world_size == info.world_size:
         return "127.0.0.1"
     if info.launcher == "slurm":  # srun puts task 0 on the first node of the step
@@ -504,9 +511,10 @@ def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
 def _from_names(
     environ: Mapping[str, str], launcher: Launcher, names: Sequence[str], node: str = ""
 ) -> RankInfo:
-    """Read the variables of rank, size, local rank and local size, in this order in `names`.
+    """Read this process's rank from the environment variables in `names`.
 
-    `node` is the variable of the node's number, if there is one.
+    They are the variables of the rank, the number of ranks, and the same two on the rank's node.
+    `node` is the variable of the node's number, or empty if there is none.
     """
     rank, size, local_rank, local_size = names
     if not all(name in environ for name in names):
@@ -521,14 +529,14 @@ def _from_names(
 
 
 def _is_alone(environ: Mapping[str, str], rank: str, size: str) -> bool:
-    """Return True if a launcher's variables describe this process as the only one."""
+    """Return True if a launcher's variables say that this process is the only rank."""
     return _number(environ, size, "0") == 1 and _number(environ, rank, "0") == 0
 
 
 def _incomplete(
     environ: Mapping[str, str], names: Sequence[str], wanted: Sequence[str]
 ) -> ConfigError:
-    """Return the error for a launcher that set some of `names`, but not all of `wanted`."""
+    """Return the error for a launcher that has set some of `names`, but not all of `wanted`."""
     seen = [name for name in names if name in environ]
     missing = [name for name in wanted if name not in environ]
     values = " and ".join(f"{name}={in_brief(environ[name])}" for name in seen)
@@ -542,7 +550,7 @@ def _incomplete(
 
 
 def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
-    """Read the rank from SLURM's variables. Raises ConfigError if they are incomplete."""
+    """Read this process's rank from SLURM's variables. Raises ConfigError for missing ones."""
     if not all(each in environ for each in (*_SLURM, _TASKS)):
         if _is_alone(environ, _SLURM[0], _SLURM[1]):
             return RankInfo(0, 1, 0, 1, 0, "single")
@@ -563,7 +571,7 @@ def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
-    """Return the value of a variable. Raises ConfigError if it is not set."""
+    """Return the value of an environment variable. Raises ConfigError if it is not set."""
     if name not in environ:
         problem = "is not set, although other variables of its launcher are"
         raise ConfigError(name, problem, "start the ranks with the launcher, which sets it")
@@ -571,7 +579,7 @@ def _text(environ: Mapping[str, str], name: str) -> str:
 
 
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
-    """Return the number in a variable. Raises ConfigError unless it is at least zero."""
+    """Return an environment variable as a number. Raises ConfigError unless it is at least zero."""
     text = _text(environ, name) if default is None else environ.get(name, default)
     if not re.fullmatch(r"[0-9]{1,12}", text.strip()):
         raise ConfigError(name, f"must be a number of at least 0, not {text!r}", _SET_OR_UNSET)
@@ -579,7 +587,7 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
 
 
 def _positive(name: str, text: str) -> int:
-    """Return the number in a variable. Raises ConfigError unless it is above zero."""
+    """Return the number in a variable's `text`. Raises ConfigError unless it is above zero."""
     number = _number({name: text}, name)
     if number < 1:
         raise ConfigError(name, f"must be a number above 0, not {text!r}", _SET_OR_UNSET)

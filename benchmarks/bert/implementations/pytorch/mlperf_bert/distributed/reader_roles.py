@@ -1,8 +1,8 @@
 """Split the processes that mpiexec started into trainers and readers, and start and end MPI.
 
 On every node, the first half of the processes are trainers, which are the ranks of
-torch.distributed. The second half are readers, one per trainer, without a GPU and outside of
-torch.distributed.
+torch.distributed. The second half are readers, which read samples for the trainers. There is one
+reader per trainer. Readers have no GPU and take no part in torch.distributed.
 """
 
 import time
@@ -25,7 +25,7 @@ _POLL_S = 1e-2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """The role of a process in the job."""
+    """Whether a process trains or reads samples, and which process it works with."""
 
     is_reader: bool
     info: RankInfo  # the trainer's rank, or the rank of the trainer that this reader serves
@@ -34,7 +34,7 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MpiProcess:
-    """A process with its role and its communicators."""
+    """A process of the MPI job, with its role and its communicators."""
 
     role: Role
     world: "MPI.Comm"  # all processes
@@ -42,7 +42,10 @@ class MpiProcess:
     same_role_on_node: "MPI.Comm"
 
     def peers(self, policy: BalancePolicy) -> "MPI.Comm | None":
-        """Return the readers with which a reader exchanges samples, or None if it does not."""
+        """Return the communicator of the readers that exchange samples with this reader.
+
+        Returns None if the policy exchanges no samples.
+        """
         by_policy = {
             "exchange_global": self.same_role,
             "exchange_local": self.same_role_on_node,
@@ -51,9 +54,10 @@ class MpiProcess:
 
 
 def role_of(process: RankInfo) -> Role:
-    """Return the role of a process, given its number among all started processes.
+    """Return the role of a process.
 
-    Raises ConfigError if the processes cannot be paired.
+    `process` has its rank among all processes that mpiexec started. Raises ConfigError if the
+    processes cannot be paired.
     """
     remedy = "start two processes per rank, with mpiexec -n <2 x ranks> mlperf_bert train ..."
     if process.launcher not in ("mpi", "slurm"):
@@ -83,12 +87,12 @@ def role_of(process: RankInfo) -> Role:
 
 @contextmanager
 def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
-    """Start MPI for the body, and finalize it together with all other processes.
+    """Return a context manager that starts MPI, and finalizes it together with all other processes.
 
-    A process whose body raises an error must not finalize MPI, because that would wait for the
-    other processes, which wait for this one. It exits with its own status instead, and mpiexec ends
-    the others. Raises ConfigError if there is no MPI, or if MPI and the launcher number the
-    processes differently.
+    If the `with` block raises an error, MPI is not finalized, because that would wait for the other
+    processes, which wait for this one. The process exits with its own status instead, and mpiexec
+    ends the others. Raises ConfigError if there is no MPI library, or if MPI and the launcher
+    number the processes differently.
     """
     role = role_of(process)
     world = _begin()
@@ -110,7 +114,10 @@ def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
 
 
 def _begin() -> "MPI.Comm":
-    """Initialize MPI, and return the communicator of all processes. Raises ConfigError."""
+    """Initialize MPI, and return the communicator of all processes.
+
+    Raises ConfigError if MPI is missing, or does not support threads.
+    """
     require_packages(_SETTING, "mpi", "mpi4py", purpose="and an MPI library", may_ask=False)
     try:
         import mpi4py
@@ -130,7 +137,7 @@ def _begin() -> "MPI.Comm":
 
 
 def _end(world: "MPI.Comm") -> None:
-    """Wait for all processes, and finalize MPI."""
+    """Wait until all processes have called this function, and finalize MPI."""
     from mpi4py import MPI
 
     everyone_is_here = world.Ibarrier()

@@ -1,7 +1,8 @@
 """The session of a process among the ranks: joining, exchanging values, and leaving in order.
 
 Before training, an all-reduce of known numbers checks that the network and the devices produce
-exact sums. `network-test` does the same with more bytes, and measures the speed.
+exact sums. The command `network-test` runs the same check with more bytes, and also measures the
+speed of the network.
 """
 
 import gc
@@ -61,10 +62,11 @@ PATIENCE = timedelta(minutes=10)  # how long commands without a config wait for 
 
 
 def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
-    """Run `action` on every rank, and raise the first rank's UserError on all if any fails.
+    """Run `action` on every rank. If it fails on any rank, raise the same UserError on all ranks.
 
-    Otherwise, the other ranks would wait for the one that left, and exit with an error of gloo or
-    NCCL. Collective: all ranks must call it.
+    The error is that of the lowest rank that failed. Without this function, the other ranks would
+    wait for the failed one, and exit with an error of gloo or NCCL. Collective: all ranks must call
+    it.
     """
     error: list[str] | None = None
     try:
@@ -81,18 +83,21 @@ def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
 
 
 def _to_plain(error: UserError) -> list[str]:
-    """Convert an error to its class name and shortened arguments, which can be sent."""
+    """Convert an error to its class name and its shortened arguments, which can be sent as JSON."""
     kind = next(each for each in _ERRORS if isinstance(error, each))
     return [kind.__name__, *map(one_line, error.args)]
 
 
 def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
-    """Run `action` on rank 0 while the others wait, and raise its UserError on every rank."""
+    """Run `action` on rank 0 while the others wait. If it fails, raise its error on every rank.
+
+    Collective: all ranks must call it.
+    """
     on_every_rank(info, action if info.rank == 0 else lambda: None)
 
 
 def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
-    """Gather the values of all ranks, in rank order, on every rank.
+    """Gather one value per rank on every rank, and return the values in the order of the ranks.
 
     Values are sent as JSON, so a tuple arrives as a list. A value may have at most MOST_BYTES.
     Collective: all ranks must call it. Raises LostRanksError if the received bytes are invalid.
@@ -112,7 +117,10 @@ def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
 
 
 def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
-    """Broadcast rank 0's value to every rank, with the limits of `from_all_ranks`."""
+    """Broadcast rank 0's value to every rank, and return it.
+
+    The limits and errors are those of `from_all_ranks`. Collective: all ranks must call it.
+    """
     found: Plain = from_all_ranks(info, [value] if info.rank == 0 else [])[0][0]
     return found
 
@@ -120,10 +128,11 @@ def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
 def make_exchange_group(
     policy: BalancePolicy, info: RankInfo, ranks_per_node: int
 ) -> dist.ProcessGroup | None:
-    """Make the group in which a policy exchanges samples, or return None if it exchanges none.
+    """Create the process group in which ranks exchange samples under a balance policy.
 
-    The group has all ranks or those of a node, and uses gloo on the CPU. It is separate from the
-    gradients' group, so that collectives of the loader's thread never mix with the trainer's.
+    Returns None if the policy exchanges no samples. The group contains all ranks, or those of a
+    node, and uses gloo on the CPU. It is separate from the gradients' group, so that collectives of
+    the loader's thread never mix with the trainer's.
 
     Collective: all ranks must call it, because torch requires every rank to create the groups of
     all nodes in the same order. Call it after `check_nodes`, and in the init phase, because
@@ -145,8 +154,8 @@ def make_exchange_group(
 def check_nodes(field: str, value: str, info: RankInfo, ranks_per_node: int) -> None:
     """Raise ConfigError if a setting groups ranks by node, but a node's ranks are not consecutive.
 
-    `field` and `value` are the setting. Collective: all ranks must call it. If one of them finds an
-    error, all of them raise it.
+    `field` and `value` are the name and the value of the setting. Collective: all ranks must call
+    it. If one of them finds an error, all of them raise it.
     """
     if value in ("exchange_local", "zero1_node"):
         on_every_rank(info, lambda: _check_node(field, value, info, ranks_per_node))
@@ -190,9 +199,9 @@ def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYT
     """Check an all-reduce of known numbers, and return the seconds that it took on this rank.
 
     A broken GPU, cable or network card may compute wrong sums without an error, and no other check
-    would notice that. Rank r contributes 1, 2 ... 251, 1, 2 ..., all times 1 + r % 8, as
-    `num_bytes` of fp32. A single rank has nothing to sum and returns 0. Collective: all ranks must
-    call it. Raises UserError on all ranks if one of them gets a wrong sum.
+    would notice that. Rank r contributes the numbers 1 to 251 over and over, each multiplied by 1 +
+    r % 8, as `num_bytes` of fp32. A single rank has nothing to sum and returns 0. Collective: all
+    ranks must call it. Raises UserError on all ranks if one of them gets a wrong sum.
     """
     if info.world_size == 1:
         return 0.0
@@ -220,9 +229,9 @@ def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYT
 
 
 def measure_sums(info: RankInfo, device: torch.device) -> str:
-    """Repeat `check_sums` with 64 MiB, and describe the result in a line.
+    """Run `check_sums` with 64 MiB three times, and return the speed as one line of text.
 
-    The rate is the bus bandwidth, which is the number of bytes per second that each rank sends and
+    The speed is the bus bandwidth, which is the number of bytes per second that each rank sends and
     receives. It does not depend on the number of ranks. Collective: all ranks must call it. Raises
     UserError like `check_sums`.
     """
@@ -243,7 +252,7 @@ def _factor(rank: int) -> int:
 
 
 def _wait_for(device: torch.device) -> None:
-    """Wait for a device, so that the time measured on the host includes the device's work."""
+    """Wait until the device is idle, so that times measured on the host include its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -256,13 +265,14 @@ def in_session(
     patience: timedelta = PATIENCE,
     whereabouts: Whereabouts | None = None,
 ) -> int:
-    """Call `run` with this rank and its device, inside the process group of all ranks.
+    """Join the process group, call `run` with this rank and its device, and leave the group.
 
-    `run` is a function, so that everything it created is freed before the process leaves the group
-    (`_leave`). It must keep `whereabouts` up to date if there is one. Every error then names this
-    rank and what it was doing, and the process ends if it makes no progress for `patience`. `info`
-    is the rank of this process if it differs from the launcher's (reader_roles.py). Raises
-    LostRanksError if other ranks have died or do not answer within `patience`.
+    Returns the status that `run` returns. `run` is a function, so that everything it created is
+    freed before the process leaves the group (`_leave`). If `whereabouts` is given, `run` must keep
+    it up to date. Every error then names this rank and its activity, and the process ends if it
+    makes no progress for `patience`. `info` is the rank of this process if it differs from the
+    launcher's (reader_roles.py). Raises LostRanksError if other ranks have died or do not answer
+    within `patience`.
     """
     info = info or read_rank_info()
     if info.launcher == "torchrun":
@@ -302,11 +312,11 @@ def in_session(
 def _leave() -> None:
     """Leave the process group after freeing everything that refers to it.
 
-    DistributedDataParallel refers to the group and is part of a reference cycle. If it is collected
-    after the process has left the group, it ends gloo's threads while it holds the GIL. A thread
+    DistributedDataParallel refers to the group and is part of a reference cycle. If Python collects
+    it after the process has left the group, it ends gloo's threads while it holds the GIL. A thread
     that still has to free one of our hooks needs the GIL, so both wait forever. That happened in 1
     of 40 tries with torch 2.13. If the process does not leave the group at all, the threads may
-    abort it when the interpreter exits, which happened in 3 of 6 evaluations on two ranks.
+    abort the process when the interpreter exits. That happened in 3 of 6 evaluations on two ranks.
     """
     error = sys.exception()
     while error is not None:

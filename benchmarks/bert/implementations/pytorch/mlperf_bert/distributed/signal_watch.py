@@ -1,13 +1,14 @@
-"""What a rank is doing, and handlers of the signals that ask a process to end.
+"""The current activity of a rank, and handlers of the signals that ask a process to end.
 
-A plain command raises an exception, so that it cleans up (`EndingInOrder`). `tune`, ranks in the
-training loop (stop_request.py) and the process that started these ranks record the signals. Ranks
-before the first step, and ranks without steps, exit at once (`SignalWatch`). At a second Ctrl-C all
-of them exit at once.
+A plain command raises an exception at a signal, so that it cleans up (`EndingInOrder`). Three kinds
+of processes only record signals: `tune`, ranks in the training loop (stop_request.py), and the
+process that started these ranks. Ranks before their first step, and ranks of commands without
+steps, exit at once (`SignalWatch`). At a second Ctrl-C all of these processes exit at once.
 
-A Python handler runs only when the main thread is back in the interpreter, which may take minutes
-while it waits for other ranks. In `SignalWatch`, another thread therefore receives the signals. A
-process also ends when its parent ends, because nobody would notice that it is still running.
+Python runs a signal handler only when the main thread is back in the interpreter, which may take
+minutes while that thread waits for other ranks. In `SignalWatch`, another thread therefore receives
+the signals. A process also ends when its parent ends, because nobody would notice that it is still
+running.
 """
 
 import ctypes
@@ -48,7 +49,7 @@ _SCRIPT = "MLPERF_BERT_SCRIPT"  # process id of run_and_time.sh, which sets this
 
 
 class Whereabouts:
-    """The current activity of a rank, set by the training thread and read by others.
+    """The current activity of a rank. The training thread sets it, and other threads read it.
 
     The first activity is the start-up.
     """
@@ -57,36 +58,39 @@ class Whereabouts:
         self._now: tuple[int, Doing, int] = (0, "start-up", 0)  # one object, so reads are atomic
 
     def at(self, doing: Doing, number: int | None = None) -> None:
-        """Set the activity. `number` is the step, or the samples before an evaluation."""
+        """Set the current activity.
+
+        `number` is the number of the step, or the number of samples trained before an evaluation.
+        """
         self._now = (self._now[0] + 1, doing, number or 0)
 
     @property
     def in_start_up(self) -> bool:
-        """True until the first step begins."""
+        """True if this rank has not begun its first step."""
         return self._now[1] in ("start-up", "warm-up")
 
     @property
     def in_words(self) -> str:
-        """The activity in words, like `step 37`."""
+        """The current activity in words, such as `step 37`."""
         _, doing, number = self._now
         return _IN_WORDS[doing].format(number)
 
     @property
     def progress(self) -> int | None:
-        """A number that grows with each `at`, or None in an activity without a time limit."""
+        """The number of calls of `at`, or None if the current activity has no time limit."""
         count, doing, _ = self._now
         return count if doing in _TIMED else None
 
 
 class CtrlC:
-    """A filter that distinguishes a second Ctrl-C from a first one that arrived twice."""
+    """A filter that tells a second Ctrl-C from a single Ctrl-C that arrives twice."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first_at: float | None = None
 
     def came_again(self) -> bool:
-        """Return True if this SIGINT is from a second Ctrl-C. Call it at each SIGINT."""
+        """Return True if the user has pressed Ctrl-C again. Call this method at each SIGINT."""
         if self._first_at is None:
             self._first_at = self._clock()
             return False
@@ -94,7 +98,7 @@ class CtrlC:
 
 
 class CaughtSignals:
-    """A context that records signals. Its exit restores the previous handlers.
+    """A context manager that records signals. On exit it restores the previous handlers.
 
     A subclass with `keeps_them` does not restore them after a signal, because more signals may
     follow and must not end a process that is cleaning up. Outside of the main thread no signal is
@@ -126,20 +130,24 @@ class CaughtSignals:
                 signal.signal(number, handler)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal. Python calls this in the main thread, between two instructions."""
+        """Record a signal. Python calls this handler in the main thread, between instructions."""
         self.first = self.first or number
         self.at_once |= number == signal.SIGINT and self._ctrl_c.came_again()
 
 
 class Ended(KeyboardInterrupt):
-    """Raised at a signal other than Ctrl-C, so that the cleanup is the same as after Ctrl-C."""
+    """The exception for a signal other than Ctrl-C.
+
+    It is a KeyboardInterrupt, so that the cleanup is the same as after Ctrl-C.
+    """
 
 
 class EndingInOrder(CaughtSignals):
-    """A context in which the first signal raises Ended with its name. Ctrl-C acts as before.
+    """A context manager in which the first signal raises Ended with the signal's name.
 
-    Signals are ignored while a UserError is being reported, which ends the process anyway. When the
-    first rank exits, a launcher sends signals to the others, whose messages would be lost.
+    Ctrl-C raises KeyboardInterrupt as usual. While a UserError is being reported, signals are
+    ignored, because the error ends the process anyway. When the first rank exits, a launcher sends
+    signals to the others, whose error messages would otherwise be lost.
     """
 
     keeps_them = True  # a terminal session that closes sends two or three signals
@@ -148,14 +156,14 @@ class EndingInOrder(CaughtSignals):
         super().__init__([number for number in SIGNALS if number != signal.SIGINT])
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Raise Ended at the first signal."""
+        """Raise Ended at the first signal, and ignore all further signals."""
         if not self.first and not isinstance(sys.exception(), UserError):
             self.first = number
             raise Ended(signal.Signals(number).name)
 
 
 class SignalPipe(CaughtSignals):
-    """A context that reports signals to a waiting thread at once, through a pipe."""
+    """A context manager that reports signals to a waiting thread at once, through a pipe."""
 
     def __enter__(self) -> Self:
         self._read_fd, self._write_fd = os.pipe()
@@ -171,19 +179,22 @@ class SignalPipe(CaughtSignals):
         super().__exit__()
 
     def wait(self, seconds: float | None = None) -> list[signal.Signals]:
-        """Wait for signals and return them.
+        """Wait for signals, and return those that have arrived.
 
-        Returns an empty list after `seconds`, or when the context exits.
+        The list is empty after a timeout of `seconds`, or if the context exits.
         """
         ready, _, _ = select.select([self._read_fd], [], [], seconds)
         return [signal.Signals(number) for number in os.read(self._read_fd, 512)] if ready else []
 
     def over(self) -> None:
-        """Do nothing. A subclass may wait here for its thread, before the pipe is closed."""
+        """Do nothing. Subclasses may wait for their thread here, before the pipe is closed."""
 
 
 def say_stopped_early(name: str, hint: str | None) -> None:
-    """Report that the signal `name` ended a run before its first step, and what to type next."""
+    """Report that the signal `name` ended a run before its first step.
+
+    `hint` is printed after the message and contains the command to type next, unless it is None.
+    """
     say(f"stopped by {name} before the first step, so no training was lost")
     if hint is not None:
         with suppress(OSError):
@@ -191,17 +202,18 @@ def say_stopped_early(name: str, hint: str | None) -> None:
 
 
 class SignalWatch(SignalPipe):
-    """A context of the main thread that acts on the signals of a rank.
+    """A context manager for the main thread, which reacts to the signals of a rank at once.
 
     Before the first step, a signal ends the process with status 75. Afterwards a StopRequest
-    handles the signals. This class then only explains the first Ctrl-C, and exits at the second.
+    handles the signals. This class then only prints a message at the first Ctrl-C, and exits at the
+    second.
 
     Args:
-        whereabouts: what this rank is doing, or None if the command has no steps.
+        whereabouts: the current activity of this rank, or None if the command has no steps.
         speaks: True on the one rank that prints messages for all ranks.
         status_file: the file to write the status to, because a launcher may hide the exit status
             (`--status-file`).
-        hint: what to type after a stop before the first step.
+        hint: the command to type after a stop before the first step.
     """
 
     keeps_them = True
@@ -229,7 +241,7 @@ class SignalWatch(SignalPipe):
         return self
 
     def over(self) -> None:
-        """Wait for the thread to end."""
+        """Wait until the thread that receives the signals has ended."""
         self._thread.join()
 
     def _listen(self) -> None:
@@ -258,15 +270,16 @@ class SignalWatch(SignalPipe):
 
 
 def unblock_ctrl_c() -> None:
-    """Unblock Ctrl-C, which a rank of our own launcher starts with blocked."""
+    """Unblock Ctrl-C in this process, because our own launcher starts its ranks with it blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def write_status(path: Path, status: int) -> bool:
-    """Write or replace a status file in one step, and return True if that worked.
+    """Write the exit status to a file, or replace an earlier one, in one step.
 
-    Several ranks may write the file at once, and readers always find one whole status. If the file
-    cannot be written, a warning is printed on stderr. Raises nothing.
+    Returns True if the file was written. Several ranks may write it at the same time, and a reader
+    always finds one complete status. If the file cannot be written, the function prints a warning
+    on stderr. It raises nothing.
     """
     # The name is random because ranks on two nodes may have the same process id.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
@@ -282,12 +295,13 @@ def write_status(path: Path, status: int) -> bool:
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Make the kernel send `number` to this process when its parent process ends.
+    """Make the kernel send the signal `number` to this process when its parent process ends.
 
-    Otherwise, this process could keep training unnoticed next to its replacement. This works only
-    on Linux, where the signal is sent when the parent's thread that started this process ends, so
-    that must be its main thread. Call this function before anything else, for example in
-    `preexec_fn`. If the parent has ended by then, the signal is sent at once.
+    Without the signal, this process could keep training unnoticed next to its replacement. This
+    works only on Linux, where the signal is sent when the parent's thread that started this process
+    ends. The parent must therefore start this process from its main thread. Call this function
+    before anything else, for example in `preexec_fn`. If the parent has already ended, the signal
+    is sent at once.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
@@ -296,7 +310,10 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def end_with_script(environ: Mapping[str, str] = os.environ) -> None:
-    """Make the kernel send SIGTERM when run_and_time.sh ends, if it started this process."""
+    """Make the kernel send SIGTERM to this process when run_and_time.sh ends.
+
+    The function does nothing if run_and_time.sh did not start this process itself.
+    """
     script = environ.get(_SCRIPT, "")
     if not (script.isdecimal() and len(script) < 10):
         return

@@ -1,7 +1,7 @@
 """Our own launcher, which starts and supervises the ranks of a command on this machine.
 
 The ranks meet through a file in a private directory and communicate over the loopback interface.
-Therefore no store listens on the network, and no other user can send them data.
+Therefore no store listens on the network, and other users cannot send data to the ranks.
 """
 
 import os
@@ -44,18 +44,18 @@ def run_on_ranks(
 ) -> int:
     """Run `python -P -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
-    Returns 0, or the exit status of the rank that failed first (128 + n for signal n). After a
-    failure the other ranks get SIGTERM, and SIGKILL _LEAVING_S later. A line on stderr names the
-    rank that failed, unless its status is MISTAKE or one of `agreed_statuses`, which all ranks
-    share.
+    Returns 0 if all ranks succeed, and otherwise the exit status of the rank that failed first (128
+    + n for signal n). After a failure the other ranks get SIGTERM, and SIGKILL _LEAVING_S seconds
+    later. A line on stderr names the rank that failed. The line is omitted if the status is MISTAKE
+    or one of `agreed_statuses`, because all ranks exit with these together.
 
-    SIGTERM, SIGUSR1, SIGHUP and SIGINT are passed on to the ranks, and SIGKILL follows SHUTDOWN_S
-    later. The function then returns STOPPED, 0 if all ranks had finished, or MISTAKE. A second
-    Ctrl-C ends the ranks and this process at once. On Linux the ranks also end when this process is
-    killed.
+    The function passes SIGTERM, SIGUSR1, SIGHUP and SIGINT on to the ranks, and sends SIGKILL
+    SHUTDOWN_S seconds later. It then returns STOPPED, 0 if all ranks had finished, or a status on
+    which the ranks agreed. A second Ctrl-C ends the ranks and this process at once. On Linux the
+    ranks also end when this process is killed.
 
-    If a signal ends rank 0 before it can report anything, this function reports the signal, and
-    prints `hint`.
+    If a signal ends rank 0 before it can report the signal, this function reports it, and prints
+    `hint`.
 
     Raises ConfigError if the ranks cannot be started, or need more memory than the machine has.
     """
@@ -85,7 +85,7 @@ def run_on_ranks(
 
 
 def _check_number(num_ranks: int) -> None:
-    """Raise ConfigError if the machine has too little memory for Python and torch in each rank."""
+    """Raise ConfigError if the machine has too little memory for Python and torch on all ranks."""
     needed = num_ranks * _RANK_BYTES
     if needed > memory_bytes():
         problem = (
@@ -98,7 +98,8 @@ def _check_number(num_ranks: int) -> None:
 def _check_loopback() -> None:
     """Raise ConfigError if processes of this machine cannot connect to each other.
 
-    The loopback interface may be down in a sandbox, and gloo would report that as a lost rank.
+    The loopback interface may be down in a sandbox. gloo would report that as a lost rank, which
+    would not name the cause.
     """
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -113,7 +114,7 @@ def _check_loopback() -> None:
 def _after_signal(
     ranks: "_Ranks", number: int, agreed_statuses: Collection[int], hint: str | None
 ) -> int:
-    """Return the exit status after a signal was passed on to the ranks."""
+    """Return the exit status of the launcher after it has passed a signal on to the ranks."""
     statuses = list(ranks.ended.values())
     if len(statuses) < len(ranks.processes):  # `end` has reported that it killed some
         return STOPPED
@@ -126,7 +127,10 @@ def _after_signal(
 
 @contextmanager
 def _meeting_directory() -> Iterator[Path]:
-    """Yield a temporary directory that only this user can enter. Raises ConfigError."""
+    """Return a context manager with a temporary directory that only this user can enter.
+
+    Raises ConfigError if the directory cannot be created.
+    """
     try:
         directory = Path(tempfile.mkdtemp(prefix="mlperf_bert-"))
     except OSError as error:
@@ -140,7 +144,7 @@ def _meeting_directory() -> Iterator[Path]:
 
 
 def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
-    """Return the environment variables of a rank."""
+    """Return the environment variables for one rank's process."""
     own = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
     # The loopback interface is called lo on Linux and lo0 on macOS.
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
@@ -155,17 +159,17 @@ def _environment(rank: int, num_ranks: int, meeting: str) -> dict[str, str]:
 
 
 def _prepare_rank(parent: int) -> None:
-    """Prepare a rank's process before Python starts in it.
+    """Prepare the process of a rank before Python starts in it.
 
-    Ctrl-C is blocked until `main` runs (`unblock_ctrl_c`), because Python would print a traceback
-    if it received a Ctrl-C earlier.
+    Ctrl-C is blocked until `main` unblocks it (`unblock_ctrl_c`). Otherwise Python would print a
+    traceback if a Ctrl-C arrived while it starts.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     end_with_parent(parent)
 
 
 class _Ranks:
-    """The processes of the ranks, which are killed when the context exits."""
+    """The processes of all ranks. They are killed when the context exits."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -183,7 +187,11 @@ class _Ranks:
                 process.wait(timeout=5)
 
     def start(self, arguments: Sequence[str], count: int, meeting: str) -> None:
-        """Start all ranks. Call it in the main thread, because they end when the thread ends."""
+        """Start the processes of all ranks.
+
+        Call this method in the main thread, because the processes end when the thread that started
+        them ends. Raises ConfigError if a process cannot be started.
+        """
         for rank in range(count):
             try:
                 process = subprocess.Popen(
@@ -199,7 +207,7 @@ class _Ranks:
             self.processes.append(process)
 
     def run(self) -> bool:
-        """Record the ranks that have ended, and return True while any rank is running."""
+        """Record which ranks have ended, and return True if any rank is still running."""
         for rank, process in enumerate(self.processes):
             if rank not in self.ended and process.poll() is not None:
                 self.ended[rank] = process.returncode
@@ -208,8 +216,9 @@ class _Ranks:
     def have_failed(self, yielding: Collection[int]) -> bool:
         """Return True if a rank has failed.
 
-        A rank with a status in `yielding` counts only after _YIELDS_S, so that the rank that caused
-        its failure can be recorded too.
+        If the only failures have a status in `yielding`, which another rank's failure may have
+        caused, the method returns True only after _YIELDS_S seconds. The rank that caused them can
+        then be recorded too.
         """
         failed = [status for status in self.ended.values() if status]
         if failed and self._failed_at is None:
@@ -219,15 +228,20 @@ class _Ranks:
         )
 
     def first_failure(self) -> int | None:
-        """Return the first rank that failed.
+        """Return the first rank that failed, or None if no rank has failed.
 
-        A rank that only lost another one is returned only if no rank failed for another reason.
+        A rank that failed only because it lost another rank is returned only if there is no other
+        failure.
         """
         failed = [rank for rank, status in self.ended.items() if status]
         return min(failed, key=lambda rank: self.ended[rank] == LOST, default=None)
 
     def end(self, signals: CaughtSignals) -> None:
-        """End the running ranks with the signal that was received, or with SIGTERM."""
+        """End the ranks that are still running.
+
+        They get the signal that this process received, or SIGTERM if it received none. The method
+        then waits for them for a limited time.
+        """
         self._send(signals.first or signal.SIGTERM)
         seconds = SHUTDOWN_S if signals.first else _LEAVING_S
         deadline = time.monotonic() + seconds
@@ -238,7 +252,7 @@ class _Ranks:
             time.sleep(_POLL_S)
 
     def _send(self, number: int) -> None:
-        """Send a signal to all running ranks and their children."""
+        """Send a signal to all ranks that are still running, and to their child processes."""
         for rank, process in enumerate(self.processes):
             if rank not in self.ended:
                 with suppress(ProcessLookupError):

@@ -1,9 +1,9 @@
-"""Agreement of the ranks on the step after which all of them stop because of a signal.
+"""The ranks' agreement on the step after which all of them stop because of a signal.
 
 SLURM sends SIGTERM at `scancel` and at the time limit, and SIGUSR1 before the time limit if the job
 asks for it (`sbatch --signal`). `docker stop` sends SIGTERM, Ctrl-C sends SIGINT, and a terminal
-that closes sends SIGHUP. The signals do not reach all ranks between the same two steps. If a rank
-stopped by itself, the others would wait for it.
+that closes sends SIGHUP. A signal may reach the ranks at different steps. If one rank stopped by
+itself, the others would wait for it forever.
 """
 
 import signal
@@ -24,10 +24,10 @@ MOST_STEPS = 1000  # maximum number of steps between two agreements
 class StopRequest(CaughtSignals):
     """The common decision of all ranks about the signals that they received.
 
-    An agreement is one all-reduce of two numbers, about once per second. On CUDA its outcome is
-    read at the next agreement, so that the host does not wait for the device. SLURM and shells may
-    send a signal twice, and the second one must not end a rank that is saving. Only a second Ctrl-C
-    does (signal_watch.py).
+    To agree, the ranks all-reduce two numbers about once per second: the signal's number and the
+    seconds per step. On CUDA the result is read at the next agreement, so that the host does not
+    wait for the device. SLURM and shells may send a signal twice, and the second one must not end a
+    rank that is saving. Only a second Ctrl-C ends it (signal_watch.py).
     """
 
     keeps_them = True
@@ -55,13 +55,16 @@ class StopRequest(CaughtSignals):
 
     @property
     def step_s(self) -> float | None:
-        """Seconds per step of the slowest rank, equal on all ranks. None before an agreement."""
+        """The seconds per step of the slowest rank, or None before the first agreement.
+
+        The value is the same on all ranks.
+        """
         return self._step_s
 
     def agreed(self, step: int) -> str | None:
-        """Return the name of the signal if all ranks stop after this step, and otherwise None.
+        """Return the name of the signal that makes all ranks stop after this step.
 
-        Collective: all ranks must call it after each step.
+        Returns None if the ranks continue. Collective: all ranks must call it after each step.
         """
         if self._checked_at is None:  # the first step of this process, not always the run's
             self._checked_at = (step - 1, self._entered_at)
@@ -75,16 +78,16 @@ class StopRequest(CaughtSignals):
         return _name(int(signal_number))
 
     def _measure(self, step: int, checked_at: tuple[int, float]) -> None:
-        """Update the seconds per step of a single rank, about once per CHECK_S."""
+        """Update the measured seconds per step of a single rank, about once per CHECK_S seconds."""
         (before, then), now = checked_at, self._clock()
         if now - then >= CHECK_S:
             self._step_s = (now - then) / (step - before)
             self._checked_at = (step, now)
 
     def _largest_of_ranks(self, step: int, checked_at: tuple[int, float]) -> tuple[float, float]:
-        """Return the largest signal number and seconds per step of all ranks.
+        """Return the largest signal number of all ranks, and the largest seconds per step.
 
-        On CUDA the numbers are those of the previous agreement.
+        On CUDA both numbers are those of the previous agreement.
         """
         (before, then), now = checked_at, self._clock()
         self._checked_at = (step, now)
@@ -98,12 +101,12 @@ class StopRequest(CaughtSignals):
         return signal_number, self._step_s
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal. The largest number counts, so SIGTERM wins over the others."""
+        """Record a signal. If several arrive, the largest number counts, so SIGTERM wins."""
         self.first = max(self.first, number)
 
 
 class _Agreement:
-    """A running all-reduce of two numbers, each to its maximum over the ranks."""
+    """A started all-reduce of two numbers, each to its maximum over the ranks."""
 
     def __init__(self, own: tuple[float, float], device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -116,7 +119,7 @@ class _Agreement:
             self._event = torch.cuda.current_stream(device).record_event()
 
     def outcome(self) -> tuple[float, float]:
-        """Wait for both numbers and return them."""
+        """Wait for the all-reduce, and return the maxima of the two numbers."""
         if self._event is not None:
             self._event.synchronize()  # does not block, because it was recorded about CHECK_S ago
         first, second = self._host.tolist()

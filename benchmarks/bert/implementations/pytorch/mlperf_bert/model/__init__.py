@@ -1,1 +1,1 @@
-"""Unpadded BERT and ModernBERT as single-device code, to which callers add parallelism."""
+"""BERT and ModernBERT without padding, for a single device. Callers add parallelism."""

@@ -2,22 +2,22 @@
 
 Shape letters: B sequences, S padded length, T tokens, R queries, N heads, H head size.
 
-A policy is a function `attend(q, k, v, layout, site) -> context`. Its q and context are [R, N, H],
-and its k and v are [T, N, H], all in the same floating dtype. The layout defines the queries, which
-are all T tokens or some of them. Each query attends to exactly the tokens of its own sequence.
-Scores are divided by sqrt(H), and dropout is applied to the probabilities (BERT, arXiv 1810.04805;
-Transformer, arXiv 1706.03762, section 3.2.1; unpadded form: arXiv 2208.08124). If the layout has
-rotary positions, the policy rotates queries and keys by them (arXiv 2104.09864). If the layout has
-a reach, a query attends only to tokens within that distance on each side.
+A policy is a function `attend(q, k, v, layout, site) -> context`. The shape of q and context is [R,
+N, H], and that of k and v is [T, N, H]. All have the same floating dtype. The layout defines the
+queries, which are all T tokens or some of them. Each query attends to exactly the tokens of its own
+sequence. Scores are divided by sqrt(H), and dropout is applied to the probabilities (BERT, arXiv
+1810.04805; Transformer, arXiv 1706.03762, section 3.2.1; unpadded form: arXiv 2208.08124). If the
+layout has rotary positions, the policy rotates queries and keys by them (arXiv 2104.09864). If the
+layout has a reach, a query attends only to tokens within that distance on each side.
 
-This file contains the policies that need no kernel of this project. `reference` and `grouped`
-read the lengths on the host, so a captured step cannot contain them. On a CPU the site's keys
-determine which elements are dropped. On other devices torch's generator determines this.
+This file contains the policies that need no kernel of this project. `reference` and `grouped` read
+the lengths on the host, so a captured step cannot contain them. On a CPU the keys of the dropout
+site determine which elements are dropped. On other devices torch's generator determines this.
 
 `flash` is a torch operator for CUDA in bf16. It reads the sequence bounds on the device and draws
 dropout from torch's generator, whose state the forward pass saves for the backward pass. It calls
-the private operator below torch's public `varlen_attn`, because only that one supports dropout.
-It has not been run on a GPU yet.
+the private operator below torch's public `varlen_attn`, because the public one does not support
+dropout. It has not been run on a GPU yet.
 """
 
 from collections.abc import Callable
@@ -39,14 +39,15 @@ NUM_STREAMS = 4  # largest number of side streams
 def on_side_streams(
     work: Callable[[int], Tensor], count: int, device: torch.device
 ) -> list[Tensor]:
-    """Return the results of `work(0)` .. `work(count - 1)`, on CUDA distributed over side streams.
+    """Return the results of `work(0)` .. `work(count - 1)`. On CUDA the calls use several streams.
 
-    The side streams wait for the work queued on the current stream, and the current stream then
-    waits for all of them. Autograd runs the backward pass of each call on that call's stream and
-    inserts waits at the points where streams meet. All of this can be captured. Tensors that `work`
-    reads must be created on the current stream, and the caller must keep references to them until
-    this function returns. A tensor created on a side stream may be freed at any time, because its
-    memory is returned to that stream, whose next work waits for the current stream.
+    These side streams first wait for the work queued on the current stream, and the current stream
+    then waits for all of them. Autograd runs the backward pass of each call on that call's stream
+    and inserts waits at the points where streams meet. All of this can be captured in a CUDA graph.
+    Tensors that `work` reads must be created on the current stream, and the caller must keep
+    references to them until this function returns. A tensor created on a side stream may be freed
+    at any time, because its memory is returned to that stream, whose next work waits for the
+    current stream.
     """
     if device.type != "cuda" or count == 1:
         return [work(number) for number in range(count)]
@@ -65,12 +66,16 @@ def on_side_streams(
 
 @cache
 def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
-    """Return the same streams on every call, because only the same stream can reuse its memory."""
+    """Return the side streams of a device.
+
+    Every call returns the same streams, because memory can be reused only by the stream that freed
+    it.
+    """
     return [torch.cuda.Stream(device) for _ in range(NUM_STREAMS)]  # type: ignore[no-untyped-call]
 
 
 class AttentionPolicy(Protocol):
-    """Signature of all policies. The module's docstring defines the shapes."""
+    """The signature of all attention policies. The module's docstring defines the shapes."""
 
     __name__: str
 
@@ -85,10 +90,11 @@ class AttentionPolicy(Protocol):
 
 
 def rotate(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
-    """Rotate queries [R, N, H] and keys [T, N, H] by the layout's rotary positions, if it has any.
+    """Rotate queries [R, N, H] and keys [T, N, H] by the layout's rotary positions.
 
-    Source: Su et al., "RoFormer" (arXiv 2104.09864), section 3.2.2. As in ModernBERT, the two
-    channels of a pair are half a head apart.
+    Returns them unchanged if the layout has no rotary positions. As in ModernBERT, the two channels
+    of a pair are half a head apart. Source: Su et al., "RoFormer" (arXiv 2104.09864), section
+    3.2.2.
     """
     rotary = layout.rotary
     if rotary is None:
@@ -101,7 +107,7 @@ def rotate(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tenso
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotation of channel pairs by an angle. The backward pass rotates the gradients back."""
+    """Rotation of pairs of channels, whose backward pass rotates the gradients back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -115,7 +121,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs of channels in float32 or wider, and round the result once."""
+    """Rotate pairs of channels in at least float32, and round once to the dtype of `x`."""
     first, second = x.chunk(2, dim=-1)
     rotated = first * cos - second * sin, second * cos + first * sin
     return torch.cat(rotated, dim=-1).to(x.dtype)
@@ -124,7 +130,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def reference(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """Compute attention one sequence at a time, unfused and unpadded.
+    """Compute attention one sequence at a time, without padding or fused operators.
 
     All other policies are compared with this one.
     """
@@ -156,10 +162,10 @@ def grouped(
     """Compute padded attention separately for each group of sequences of similar length.
 
     This policy runs on any device and dtype. On CUDA the groups run in parallel on several streams.
-    All lengths are known on the host, so nothing waits for a device. If the layout has a reach,
-    sequences are cut into chunks, and the groups of chunks run one after another. On CUDA that
-    waits for the device and sums the gradients of keys in no fixed order. If there is dropout as
-    well as a reach, the function computes one sequence at a time.
+    All lengths are known on the host, so the host does not wait for the device. If the layout has a
+    reach, sequences are cut into chunks, and the groups of chunks run one after another. On CUDA
+    the host then waits for the device, and the gradients of keys are summed in no fixed order. If
+    there is dropout as well as a reach, the function computes one sequence at a time.
     """
     if layout.reach is not None and site is not None:
         return reference(q, k, v, layout, site)
@@ -191,7 +197,7 @@ def grouped(
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout) -> Tensor:
-    """Compute attention of each chunk of queries to the keys within its reach, without dropout."""
+    """Compute the attention of chunks of queries to the keys in their reach, without dropout."""
     chunks, heads = layout.chunks, q.shape[1:]
     counts = [len(each) for each in chunks.is_visible]
     keys_of = [n * slots for n, slots in zip(counts, chunks.key_lengths, strict=True)]
@@ -218,10 +224,11 @@ def _attend_padded(
     is_visible: Tensor | None,
     site: DropoutSite | None,
 ) -> Tensor:
-    """Compute the context [b, N, s, H] of q [b, N, s, H], with any number of slots in k and v.
+    """Compute the context [b, N, s, H] of queries [b, N, s, H] in a padded group of sequences.
 
-    `is_visible` is bool [b, 1, 1 or s, key slots], or None if all keys are visible. `site` is the
-    same as in `_drop`.
+    k and v [b, N, key slots, H] may have any number of slots. `is_visible` is bool [b, 1, 1 or s,
+    key slots], or None if all keys are visible. `site` contains the dropout keys of the b * s query
+    slots.
     """
     if site is None or q.device.type != "cpu":
         dropout_p = 0.0 if site is None else site.probability
@@ -235,7 +242,7 @@ def _attend_padded(
 
 
 def _drop(probabilities: Tensor, site: DropoutSite | None) -> Tensor:
-    """Apply dropout to probabilities [b, N, s, key slots].
+    """Apply dropout to attention probabilities [b, N, s, key slots].
 
     A key's slot must be its position, because dropout depends on the slot. `site` contains the
     dropout keys of the b * s query slots.
@@ -248,7 +255,7 @@ def _drop(probabilities: Tensor, site: DropoutSite | None) -> Tensor:
 
 
 def _part(site: DropoutSite | None, start: int, count: int) -> DropoutSite | None:
-    """Return `site` restricted to `count` rows, beginning with row `start`."""
+    """Return `site` with the dropout keys of `count` rows only, beginning with row `start`."""
     if site is None:
         return None
     keys = site.keys
@@ -274,9 +281,9 @@ def _to_slots(x: Tensor, slots: Slots | None) -> Tensor:
 
 
 class _GatherSlots(torch.autograd.Function):
-    """Gather of x[slot_row] whose backward pass is a gather as well.
+    """Gather of the rows x[slot_row], whose backward pass is a gather as well.
 
-    Autograd would scatter-add the gradients of all slots. But no gradient reaches a padding slot,
+    Autograd would scatter-add the gradients of all slots. No gradient reaches a padding slot,
     because no token attends to its key and its context is not used. So each row's gradient is
     exactly that of its own slot.
     """
@@ -295,9 +302,9 @@ class _GatherSlots(torch.autograd.Function):
 def flash(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """Compute FlashAttention-2 (arXiv 2307.08691).
+    """Compute attention with FlashAttention-2 (arXiv 2307.08691), as torch implements it.
 
-    The channels per head must be a multiple of 8 and at most 256.
+    The number of channels per head must be a multiple of 8 and at most 256.
     """
     q, k = rotate(q, k, layout)
     context: Tensor = _VarlenAttention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
@@ -305,7 +312,7 @@ def flash(
 
 
 class _VarlenAttention(torch.autograd.Function):
-    """Attention that saves the logsumexp, float32 [N, R], and the random state."""
+    """Attention that saves the logsumexp, float32 [N, R], and the state of torch's generator."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,9 @@
 """Layout of one batch's sequences, and the padded slots of groups of sequences.
 
-Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries.
-A slot is one position in a padded group, which has b * s slots. All indices are computed once for
-all layers. They are computed on the host, which knows all lengths, so nothing waits for the device.
+Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries. A
+slot is one position in a padded group, which has b * s slots. All indices are computed once for all
+layers. They are computed on the host, which knows all lengths, so the host does not wait for the
+device.
 """
 
 from copy import copy
@@ -21,10 +22,10 @@ from mlperf_bert.data.packing import cut_by_ratio, cut_into_chunks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """Mapping between the rows of a tensor and padded slots.
+    """The mapping between the rows of a tensor and the slots of padded groups.
 
-    `slot_row`, int64 [slots], is the row in each slot (any row in padding slots). `row_slot`, int64
-    [rows], is the slot of each row.
+    `slot_row`, int64 [slots], is the row in each slot (an arbitrary row in padding slots).
+    `row_slot`, int64 [rows], is the slot of each row.
     """
 
     slot_row: Tensor
@@ -33,9 +34,9 @@ class Slots:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Padded:
-    """Rows of a tensor padded group by group, with b * s slots for b sequences of at most s rows.
+    """The padding of a tensor's rows, in groups of b sequences of at most s rows.
 
-    `slots` is None if slots and rows are identical.
+    A group has b * s slots. `slots` is None if the slots and the rows are identical.
     """
 
     lengths: tuple[int, ...]  # s of each group
@@ -44,9 +45,11 @@ class Padded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Groups:
-    """All groups of a batch, with their sequence numbers, host int64 [b], and the padding of keys.
+    """All groups of a batch's sequences.
 
-    `key_is_real` is bool [b, 1, 1, s] for each group, or None for a group without padding.
+    `sequences` contains the numbers of each group's sequences, int64 [b] on the host. `keys` is the
+    padding of the keys. `key_is_real` is bool [b, 1, 1, s] for each group, or None for a group
+    without padding.
     """
 
     sequences: tuple[NDArray[np.int64], ...]
@@ -56,11 +59,11 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunks:
-    """Groups of chunks of queries, each chunk with the keys within its reach.
+    """Groups of chunks of queries, together with the keys within the reach of each chunk.
 
-    `key_rows`, int64 [key slots], is the row in each slot, group by group. Neighboring chunks share
-    rows. `key_lengths` is the number of key slots per chunk in each group. `is_visible` is bool
-    [b, 1, query slots, key slots] for each group.
+    `key_rows`, int64 [key slots], is the row in each key slot, group by group. Neighboring chunks
+    share rows. `key_lengths` is the number of key slots per chunk in each group. `is_visible` is
+    bool [b, 1, query slots, key slots] for each group.
     """
 
     queries: Padded
@@ -71,7 +74,7 @@ class Chunks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queries:
-    """The R rows among a batch's T tokens whose context is needed, sequence by sequence."""
+    """The R rows among a batch's T tokens that attend, in the order of the sequences."""
 
     rows: Tensor  # int64 [R], ascending
     cu_seqlens: Tensor  # int32 [B + 1]: cu_seqlens[i] .. cu_seqlens[i + 1] belong to sequence i
@@ -81,10 +84,10 @@ class Queries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Cosines and sines of rotary positions (arXiv 2104.09864) for one base.
+    """Tables of the cosines and sines of rotary positions (arXiv 2104.09864) for one base.
 
-    Both are float32 [longest, H / 2]. Pair c consists of channels c and c + H / 2 and rotates by
-    its own angle.
+    Both tables are float32 [longest, H / 2]. Pair c consists of the channels c and c + H / 2. Each
+    pair rotates by its own angle.
     """
 
     cos: Tensor
@@ -92,16 +95,17 @@ class Rotary:
 
     @classmethod
     def of_base(cls, base: float, longest: int, head_size: int) -> Self:
-        """Build tables of the angles position / base ** (2 c / H) of each pair c.
+        """Build the tables for positions below `longest`.
 
-        The angles are float32, as in `transformers`.
+        Pair c rotates by the angle position / base ** (2 c / H). The angles are float32, as in
+        `transformers`.
         """
         pairs = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
         angles = torch.outer(torch.arange(longest, dtype=torch.float32), 1.0 / base**pairs)
         return cls(cos=angles.cos(), sin=angles.sin())
 
     def on(self, device: torch.device) -> Self:
-        """Return these tables on the given device."""
+        """Return these tables on the given device, without a copy if they are already there."""
         return (
             self
             if self.cos.device == device
@@ -110,17 +114,20 @@ class Rotary:
 
 
 class AttentionLayout:
-    """Sequence bounds of one batch, and the indices of each policy, which are cached on first use.
+    """Sequence bounds of one batch, and the indices that attention policies need.
 
-    `queries` are the rows that attend, or None if all tokens do. A query attends to the tokens of
-    its sequence that are at most `reach` positions away, or to all of them if `reach` is None. If
-    `rotary` is set, queries and keys are rotated first.
+    The indices are computed at first use and then cached. `queries` are the rows that attend, or
+    None if all tokens do. A query attends to the tokens of its sequence that are at most `reach`
+    positions away, or to all of them if `reach` is None. If `rotary` is set, queries and keys are
+    rotated first.
 
     Args:
-        lengths: tokens of each of the B sequences, on the host. Zeros at the end are allowed.
-        cu_seqlens: int32 [B + 1] on the model's device.
-        max_length: tokens of the longest possible sequence. CUDA kernels are always launched for
-            this length, so that launches have the same shape for every batch.
+        lengths: the number of tokens of each of the B sequences, on the host. Zeros at the end are
+            allowed.
+        cu_seqlens: int32 [B + 1] on the model's device. Tokens cu_seqlens[i] .. cu_seqlens[i + 1] -
+            1 belong to sequence i.
+        max_length: the number of tokens of the longest possible sequence. CUDA kernels are always
+            launched for this length, so that launches have the same shape for every batch.
         position_ids: int64 [T], each token's position in its sequence. It is needed only for
             `reach` and `rotary`.
     """
@@ -141,13 +148,13 @@ class AttentionLayout:
         self._position_ids = position_ids
 
     def attending(self, rotary: Rotary, reach: int | None) -> Self:
-        """Return a layout of the same sequences and queries with this rotary and this reach."""
+        """Return a layout of the same sequences and queries with another rotary and reach."""
         other = copy(self)
         other.rotary, other.reach = rotary, reach
         return other
 
     def for_queries(self, queries: Queries) -> Self:
-        """Return a layout with the same keys and values, and R rows as queries instead of all T."""
+        """Return a layout of the same keys and values in which only `queries`, R rows, attend."""
         other = copy(self)  # keeps the cached indices of the keys
         for name in ("query_groups", "chunks", "query_positions"):  # cached and depend on queries
             other.__dict__.pop(name, None)
@@ -155,7 +162,7 @@ class AttentionLayout:
         return other
 
     def select(self, x: Tensor) -> Tensor:
-        """Select the query rows [R, ...] of `x` [T, ...], or all rows if every token is a query."""
+        """Return the rows of `x` [T, ...] that are queries [R, ...], or `x` if all of them are."""
         return x if self.queries is None else x.index_select(0, self.queries.rows)
 
     @property
@@ -171,34 +178,40 @@ class AttentionLayout:
 
     @property
     def query_lengths(self) -> tuple[int, ...]:
-        """Number of queries of each sequence, on the host."""
+        """The number of queries of each sequence, on the host."""
         return self.lengths if self.queries is None else self.queries.lengths
 
     @property
     def cu_queries(self) -> Tensor:
-        """Bounds int32 [B + 1]. Rows cu_queries[i] .. cu_queries[i + 1] belong to sequence i."""
+        """The bounds of each sequence's queries, int32 [B + 1].
+
+        Queries cu_queries[i] .. cu_queries[i + 1] - 1 belong to sequence i.
+        """
         return self.cu_seqlens if self.queries is None else self.queries.cu_seqlens
 
     @property
     def max_queries(self) -> int:
-        """Upper limit on the number of queries of one sequence."""
+        """An upper limit on the number of queries of one sequence."""
         return self.max_length if self.queries is None else self.queries.max_length
 
     @cached_property
     def groups(self) -> Groups:
-        """Groups of sequences of similar length, built on the host and copied to the device."""
+        """The groups of sequences of similar length, built on the host and copied to the device."""
         return build_groups(self.lengths, self.cu_seqlens.device)
 
     @cached_property
     def query_groups(self) -> Padded:
-        """Padding of the queries, in the same groups as the keys."""
+        """The padding of the queries, in the same groups as the keys."""
         if self.queries is None:
             return self.groups.keys
         return pad_groups(self.groups.sequences, self.query_lengths, self.cu_seqlens.device)[0]
 
     @cached_property
     def chunks(self) -> Chunks:
-        """Chunks for `reach`, built on the host, which waits for the device to read positions."""
+        """The chunks of queries for `reach`, built on the host.
+
+        The host waits for the device, because it must read the positions.
+        """
         assert self.reach is not None
         positions = self.query_positions.cpu().numpy()
         return build_chunks(
@@ -210,7 +223,8 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
     """Sort sequences by length, cut them into groups, and pad their keys.
 
     Args:
-        lengths: tokens of each of the B sequences. Empty sequences belong to no group.
+        lengths: the number of tokens of each of the B sequences. Empty sequences belong to no
+            group.
         device: device of the indices and masks.
     """
     length = np.asarray(lengths, dtype=np.int64)
@@ -224,15 +238,17 @@ def build_groups(lengths: tuple[int, ...], device: torch.device) -> Groups:
 def pad_groups(
     sequences: tuple[NDArray[np.int64], ...], lengths: tuple[int, ...], device: torch.device
 ) -> tuple[Padded, list[NDArray[np.bool_]]]:
-    """Compute the padding of groups, and which slots of each group contain rows.
+    """Compute the padding of groups of sequences, and which slots of each group contain rows.
 
     Args:
-        sequences: sequence numbers of each group.
-        lengths: rows of each of the B sequences, which are concatenated in the tensor to pad.
+        sequences: the sequence numbers of each group.
+        lengths: the number of rows of each of the B sequences, which are concatenated in the tensor
+            to pad.
         device: device of the padding's indices.
 
     Returns:
-        The padding, and a bool [b, s] on the host for each group.
+        The padding, and for each group a bool [b, s] on the host, which is True for slots with
+        rows.
     """
     count = np.asarray(lengths, dtype=np.int64)
     first_row = np.cumsum(count) - count
@@ -268,10 +284,11 @@ def build_chunks(
     """Cut sequences into chunks of 2 * reach positions, and group chunks by their number of keys.
 
     Args:
-        lengths: tokens of each of the B sequences.
-        query_lengths: queries of each sequence.
-        query_positions: int64 [R], ascending within each sequence.
-        reach: number of positions on each side that a query attends to.
+        lengths: the number of tokens of each of the B sequences.
+        query_lengths: the number of queries of each sequence.
+        query_positions: int64 [R], each query's position in its sequence, ascending within a
+            sequence.
+        reach: the number of positions on each side that a query attends to.
         device: device of the indices and masks.
     """
     length = np.asarray(lengths, dtype=np.int64)

@@ -1,7 +1,8 @@
 """BERT and ModernBERT for pre-training, from unpadded tokens to the scores of the tasks.
 
-Shape letters: B sequences, C sequences whose first token is read, T tokens, D hidden, V vocabulary
-(padded), P masked positions, R = C + P rows of the last layer that are read.
+Shape letters: B sequences, C sequences whose first token the pooler reads, T tokens, D hidden size,
+V vocabulary size (padded), P masked positions, R = C + P rows of the last layer that the heads
+read.
 """
 
 from types import MappingProxyType
@@ -76,18 +77,19 @@ COMPUTED_IN = MappingProxyType(
 def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> tuple[Queries, Tensor]:
     """Find the R rows of a batch that the heads read (first and masked tokens), in token order.
 
-    The function can be captured, because all shapes depend only on the batch's shapes and nothing
-    is read from the device. Padding slots count as rows too. An empty sequence slot selects the
-    batch's last token, and an unused masked slot selects the token whose index it contains.
+    The function can be captured in a CUDA graph, because all shapes depend only on the batch's
+    shapes and nothing is read from the device. Padding slots count as rows too. An empty sequence
+    slot selects the batch's last token, and an unused masked slot selects the token whose index it
+    contains.
 
     Args:
         batch: may be padded to a capacity.
-        max_length: tokens of the longest possible sequence.
-        num_first: C, counted from the batch's first sequence, or 0 if nothing is pooled.
+        max_length: the number of tokens of the longest possible sequence.
+        num_first: C, counted from the batch's first sequence, or 0 if the model has no pooler.
 
     Returns:
-        The rows as queries of the last layer, and the indices int64 [C + P] into these rows of the
-        first tokens, followed by those of the masked tokens.
+        The rows as queries of the last layer, and indices int64 [C + P] into these rows. The
+        indices of the C first tokens come first, followed by those of the P masked tokens.
     """
     num_tokens = batch.input_ids.shape[0]
     bounds = batch.cu_seqlens.long()
@@ -110,7 +112,7 @@ def last_rows(batch: UnpaddedBatch, max_length: int, num_first: int) -> tuple[Qu
 
 
 def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
-    """Count the rows of each sequence that the heads read, on the host."""
+    """Count the rows of each sequence that the heads read, without reading from the device."""
     counts = list(batch.masked_counts)
     assert len(counts) == len(batch.lengths)
     assert sum(counts) == len(batch.masked_token_index)
@@ -121,7 +123,7 @@ def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
 
 
 class BertBody(nn.Module):
-    """BERT's embeddings and encoder, and for next-sentence prediction also its pooler."""
+    """BERT's embeddings and encoder, and its pooler if it predicts next sentences."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -133,13 +135,13 @@ class BertBody(nn.Module):
     def forward(
         self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
     ) -> Tensor:
-        """Compute the final hidden states [T, D], or only those of the queries [R, D]."""
+        """Compute the final hidden states of all tokens [T, D], or of the queries only [R, D]."""
         layout = AttentionLayout(batch.lengths, batch.cu_seqlens, self.longest(batch))
         hidden: Tensor = self.encoder(self.embeddings(batch, keys), layout, keys, queries)
         return hidden
 
     def longest(self, batch: UnpaddedBatch) -> int:
-        """Return the token count of the longest possible sequence in batches of this shape."""
+        """Return how many tokens a sequence can have at most in batches of this shape."""
         return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
@@ -147,21 +149,21 @@ class BertForPretraining(nn.Module):
     """BERT or ModernBERT with its pre-training heads.
 
     BERT (arXiv 1810.04805) is post-norm and has a masked-LM and a next-sentence head. The keys of
-    state_dict() are those of Hugging Face's BertForPreTraining. They are BertForMaskedLM's if
-    model.objective is "mlm", and ModernBertForMaskedLM's if model.architecture is "modern". The
-    tied decoder appears once, as the word embedding. The model computes the same as Hugging Face's
-    with vocab_size = config.padded_vocab_size.
+    state_dict() are those of Hugging Face's BertForPreTraining. If model.objective is "mlm", they
+    are BertForMaskedLM's, and if model.architecture is "modern", they are ModernBertForMaskedLM's.
+    The decoder's matrix is tied to the word embedding, so it has no key of its own. The model
+    computes the same as Hugging Face's model with vocab_size = config.padded_vocab_size.
 
     Args:
-        config: shape, dropout, attention policy and precision. Weights are created in float32
-            whatever the precision is. The caller rounds them or uses autocast.
+        config: shape, dropout, attention policy and precision. Weights are always created in
+            float32. For another precision, the caller rounds them or uses autocast.
         device: device of the weights. On "meta" they are not initialized.
         seed: seed of the initial weights, which do not depend on the device.
         attention: the choice made for another model of this config, or None to choose here.
 
     Raises:
-        ConfigError: this device cannot run the model.attention, model.kernels or model.precision
-            of the config.
+        ConfigError: this device cannot run the config's model.attention, model.kernels or
+            model.precision.
     """
 
     def __init__(
@@ -206,12 +208,12 @@ class BertForPretraining(nn.Module):
 
     @property
     def body(self) -> BertBody | ModernBody:
-        """The embeddings and the encoder."""
+        """The embeddings and the encoder, without the pre-training heads."""
         return self.bert if self.config.architecture == "bert" else self.model
 
     @property
     def layers(self) -> list[EncoderLayer | ModernLayer]:
-        """The encoder's layers, in order."""
+        """The encoder's layers, from the first to the last."""
         body = self.body
         return list(body.encoder.layer if isinstance(body, BertBody) else body.layers)  # type: ignore[arg-type]
 
@@ -231,21 +233,24 @@ class BertForPretraining(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw matrices from normal(0, initializer_range), and set biases to 0 and norms to 1.
+        """Draw matrices from normal(0, initializer_range). Set biases to 0 and norm weights to 1.
 
-        Source: BERT, appendix A.2 and its published code, except that the distribution is not
+        Source: BERT, appendix A.2 and its published code. Unlike in BERT, the distribution is not
         truncated, as in `transformers`. ModernBERT's distribution is truncated, and its standard
         deviation depends on the matrix (`modern.initial_std`).
 
         Args:
-            generator: a CPU generator. Numbers are drawn on the host in the order of parameters, so
-                that every rank and device gets the same weights.
+            generator: a CPU generator. Numbers are drawn on the host in the order of the
+                parameters, so that every rank and device gets the same weights.
         """
         for name, parameter in self.named_parameters():
             parameter.copy_(initial_weights(name, parameter.shape, self.config, generator))
 
     def dropout_keys(self, batch: UnpaddedBatch) -> DropoutKeys | None:
-        """Return the dropout keys of the batch's T tokens, or None in evaluation."""
+        """Return the keys that determine the dropout of the batch's T tokens.
+
+        Returns None in evaluation, which uses no dropout.
+        """
         if not self.training:
             return None
         counts, num_tokens = batch.cu_seqlens.diff(), batch.input_ids.shape[0]
@@ -253,15 +258,18 @@ class BertForPretraining(nn.Module):
         return DropoutKeys(self.dropout_seed, self.step, sample_ids, batch.position_ids)
 
     def fp8_state(self) -> dict[str, Tensor]:
-        """Return the FP8 scales by name, which a step updates along with weights and optimizer."""
+        """Return the state of the FP8 scales by name, which every step updates.
+
+        The dictionary is empty if the model does not use FP8.
+        """
         return {} if self.fp8 is None else self.fp8.tensors()
 
     def forward(
         self, batch: UnpaddedBatch, result: Literal["logits", "loss_sums"] = "logits"
     ) -> PretrainingLogits | LossSums:
-        """Compute logits of masked positions [P, V] and of sentence pairs [B, 2], or their losses.
+        """Compute the logits of masked positions [P, V] and sentence pairs [B, 2], or their losses.
 
-        Training uses `loss_sums`.
+        `result` selects the logits, or the summed losses, which training uses.
         """
         if self.fp8 is not None and self.training:
             self.fp8.follow(self.step)
@@ -283,7 +291,7 @@ class BertForPretraining(nn.Module):
 def initial_weights(
     name: str, shape: torch.Size, config: ModelSection, generator: torch.Generator
 ) -> Tensor:
-    """Draw a parameter's initial values, float32 on the host.
+    """Draw the initial values of a parameter, float32 on the host.
 
     `BertForPretraining.reset_parameters` describes their distribution.
     """
@@ -300,7 +308,7 @@ def initial_weights(
 
 
 def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPretraining:
-    """Create the model, deriving its weights and dropout from the run's seed.
+    """Create the model of a run, and derive its weights and its dropout from the run's seed.
 
     The result is the same on every rank.
     """
@@ -310,9 +318,9 @@ def make_model(config: RunConfig, seed: int, device: torch.device) -> BertForPre
 
 
 def check_memory(config: RunConfig, device: torch.device) -> None:
-    """Raise ConfigError if weights and gradients do not fit into this machine's memory.
+    """Raise ConfigError if the weights and gradients do not fit into this machine's memory.
 
-    On a GPU nothing is checked here, because warm-up shows whether a batch fits.
+    If the device is a GPU, the function checks nothing, because warm-up shows whether a batch fits.
     """
     if device.type == "cuda":
         return
@@ -330,8 +338,9 @@ def tensorflow_name(parameter_name: str) -> str:
     """Return TensorFlow's name of a BERT parameter, for example bert/pooler/dense/bias.
 
     Different parameters have different names. A TensorFlow `kernel` is the transpose of our
-    `weight`, and every other tensor has the same layout in both. The word embedding, which is tied
-    to the decoder, is one tensor in both. Ours may have additional rows that pad the vocabulary.
+    `weight`, and every other tensor has the same layout in both programs. The word embedding, which
+    is tied to the decoder, is a single tensor in both. Our word embedding may have additional rows
+    that pad the vocabulary.
 
     Raises ValueError if `parameter_name` is not the name of a parameter.
     """

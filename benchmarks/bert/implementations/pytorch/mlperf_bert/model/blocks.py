@@ -1,10 +1,11 @@
 """The operations around the model's matrix products as blocks, in a readable reference version.
 
-A set of blocks is chosen once per model (`choices.py`). The fused blocks for GPUs
-(`fused_blocks.py`) have the same gradients. Both drop the elements that `model/dropout.py` chooses.
+Each model gets one set of blocks when it is created (`choices.py`). The fused blocks for GPUs
+(`fused_blocks.py`) compute the same results and gradients, except for rounding. Both sets drop the
+elements that `model/dropout.py` chooses.
 
-Shape letters: T tokens, R rows (some or all of the tokens), D hidden, F feed-forward width, P
-masked positions, V vocabulary (padded).
+Shape letters: T tokens, R rows (some or all of the tokens), D hidden size, F feed-forward width, P
+masked positions, V vocabulary size (padded).
 """
 
 from collections.abc import Sequence
@@ -26,16 +27,16 @@ Three = tuple[Tensor, Tensor, Tensor]
 class Blocks:
     """Reference blocks made of torch's own operators, for every device and dtype.
 
-    Methods take modules as arguments in order to use their parameters. `name` is the value of
+    Methods receive modules as arguments in order to use their parameters. `name` is the value of
     `model.kernels` that selects these blocks.
     """
 
     name: ClassVar[KernelsName] = "reference"
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """Apply each layer to `x` [R, any].
+        """Apply each linear layer to `x` [R, any], and return one result per layer.
 
-        The layers run one by one, because joining their weights in one product was no faster on a
+        The layers run one by one, because a single product with joined weights was no faster on a
         CPU.
         """
         return tuple(layer(x) for layer in layers)
@@ -63,9 +64,10 @@ class Blocks:
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
-        """Compute dropout(LayerNorm(sum of three embeddings)): int64 [T] each -> [T, D].
+        """Compute dropout(LayerNorm(sum of three embeddings)): three int64 [T] -> [T, D].
 
-        `ids` and `tables` contain words, token types and positions, in this order.
+        `ids` and `tables` each contain an entry for words, token types and positions, in this
+        order.
         """
         # The order of the sum is that of `transformers`, so that float32 results are bit-identical.
         words, types, positions = (table(index) for table, index in zip(tables, ids, strict=True))
@@ -74,7 +76,7 @@ class Blocks:
     def embed_words(
         self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
     ) -> Tensor:
-        """Compute dropout(LayerNorm(embeddings)): int64 [T] -> [T, D]."""
+        """Compute dropout(LayerNorm(word embeddings)): int64 [T] -> [T, D]."""
         return dropout(norm(table(ids)), site)
 
     def sum_norm(
@@ -85,7 +87,7 @@ class Blocks:
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the sum residual + dropout(dense(x)) and its LayerNorm, both [R, D].
+        """Compute the sum residual + dropout(dense(x)) and the LayerNorm of this sum, both [R, D].
 
         `x` is [R, any] and `residual` is [R, D]. `dense` and `norm` have no bias.
         """
@@ -95,7 +97,7 @@ class Blocks:
     def add(
         self, x: Tensor, residual: Tensor, dense: nn.Linear, site: DropoutSite | None
     ) -> Tensor:
-        """Compute the sum of `sum_norm` without its LayerNorm."""
+        """Compute the sum residual + dropout(dense(x)): [R, any], [R, D] -> [R, D]."""
         return residual + dropout(self.multiply(x, (dense,))[0], site)
 
     def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
@@ -107,7 +109,7 @@ class Blocks:
         return F.gelu(wide) * gate
 
     def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
-        """Split a product of joined matrices into `count` equal parts: [R, count D] -> [R, D]."""
+        """Split the columns of a joined product [R, count D] into `count` parts [R, D]."""
         return product.chunk(count, dim=1)
 
     def project_qkv(
@@ -115,8 +117,8 @@ class Blocks:
     ) -> Three:
         """Project the wanted rows [R, D] to queries, and all rows [T, D] to keys and values.
 
-        If every row of `hidden` is wanted, `wanted` is `hidden` itself. The results may be columns
-        of one tensor, which are contiguous only along D.
+        If all rows of `hidden` are wanted, `wanted` is `hidden` itself. The results may be adjacent
+        columns of one tensor, in which case they are contiguous only along D.
         """
         if wanted is hidden:
             q, k, v = self.multiply(hidden, (query, key, value))
@@ -127,10 +129,10 @@ class Blocks:
     def masked_lm_loss(
         self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> Tensor:
-        """Compute `cross_entropy_sum` of the logits hidden @ weight.T + bias.
+        """Compute the summed cross-entropy of the logits hidden @ weight.T + bias, as a scalar.
 
-        `hidden` is [P, D], `weight` [V, D], `bias` [V] and `labels` int64 [P]. Returns a scalar
-        that supports one backward pass.
+        `hidden` is [P, D], `weight` [V, D], `bias` [V] and `labels` int64 [P]. The result supports
+        only one backward pass. `cross_entropy_sum` defines it.
         """
         logits = precise(F.linear(hidden, weight, bias))
         # Nothing else refers to these logits, so on a CPU they can be overwritten.
@@ -139,7 +141,7 @@ class Blocks:
 
 
 def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
-    """Concatenate parts [R, width] to [R, sum of widths] along the columns.
+    """Concatenate the columns of parts [R, width] to one tensor [R, sum of widths].
 
     Nothing is copied if the parts are already adjacent columns of one tensor.
     """
@@ -158,19 +160,19 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: [P, V], floating dtype.
-        labels: int64 [P]. A row with label IGNORED adds nothing to loss and gradients, even if it
-            is NaN.
+        labels: int64 [P]. A row with label IGNORED adds nothing to the loss and the gradients, even
+            if it contains NaN.
 
     Returns:
-        Scalar in nats, float64 if the logits are float64 and float32 otherwise. It supports one
-        backward pass and has no second derivative.
+        The loss in nats, a scalar. It is float64 if the logits are float64, and float32 otherwise.
+        It supports one backward pass and has no second derivative.
     """
     total: Tensor = _CrossEntropySum.apply(precise(logits), labels, False)  # type: ignore[no-untyped-call]
     return total
 
 
 def precise(logits: Tensor) -> Tensor:
-    """Convert logits to float32, and leave float64 as it is.
+    """Convert logits to float32, unless they are float64.
 
     bf16 has only 8 bits of mantissa, but a log-sum-exp over 30,000 words needs at least float32.
     """
@@ -178,7 +180,10 @@ def precise(logits: Tensor) -> Tensor:
 
 
 def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Overwrite the log-probabilities [P, V] with the sum's gradient, zero in ignored rows."""
+    """Overwrite log-probabilities [P, V] with the gradient of the summed cross-entropy.
+
+    Returns the gradient, which is zero in rows with the label IGNORED.
+    """
     gradient = log_probabilities.exp_()  # the softmax is the gradient of log-sum-exp
     gradient.scatter_add_(1, labels.clamp(min=0)[:, None], -gradient.new_ones(len(labels), 1))
     # The bits are masked, because multiplying by zero would keep a NaN, and a masked fill takes six
@@ -190,9 +195,10 @@ def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Cross-entropy whose backward pass overwrites the saved log-probabilities with the gradient.
+    """Summed cross-entropy, whose backward pass overwrites the saved log-probabilities.
 
-    Allocating another [P, V] would be slow on a CPU, where the first access to new memory is slow.
+    They are replaced by the gradient. Allocating another [P, V] would be slow on a CPU, because the
+    first access to new memory is slow.
     """
 
     @staticmethod

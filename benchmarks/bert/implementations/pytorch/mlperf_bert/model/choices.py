@@ -1,9 +1,9 @@
-"""Choose a model's attention policy and blocks, either as named in the config or by a rule.
+"""Choose a model's attention policy and blocks, either by their name in the config or by a rule.
 
-The rules depend only on the config, the device and the installed software, and nothing is measured.
-So equal machines choose the same kernels, and a resumed run chooses the same kernels again. This
-matters because kernels round differently. If the choice varied from start to start, a run's results
-would change.
+The rules depend only on the config, the device and the installed software. They do not depend on
+measurements, so equal machines choose the same kernels, and a resumed run chooses the same kernels
+again. This matters because kernels round differently. If the choice varied from start to start, a
+run's results would vary too.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ AUTO_ON_CUDA: tuple[AttentionName, ...] = ("triton", "flash")
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """An attention policy, and a one-line note with its name and the reason for the choice."""
+    """An attention policy, and a note of one line with its name and the reason for the choice."""
 
     name: AttentionName
     policy: AttentionPolicy
@@ -44,8 +44,8 @@ def choose_attention(
 ) -> AttentionChoice:
     """Choose the attention policy that `config.attention` names.
 
-    On CUDA "auto" means "triton". If "triton" cannot run, "auto" means "flash", and if neither can
-    run, it means "grouped". On every other device "auto" means "grouped".
+    On CUDA, "auto" selects "triton", or "flash" if "triton" cannot run, or "grouped" if neither can
+    run. On every other device, "auto" selects "grouped".
 
     Args:
         config: defines the head size and which layers are local (have a window).
@@ -71,7 +71,10 @@ def choose_attention(
 def _choose_by_rule(
     config: ModelSection, device: torch.device, dtype: torch.dtype
 ) -> AttentionChoice:
-    """Choose the policy for "auto". On CUDA the note says why preferred policies cannot run."""
+    """Choose the policy for "auto".
+
+    On CUDA the note also gives the reasons why preferred policies cannot run.
+    """
     if device.type != "cuda":
         return AttentionChoice("grouped", grouped, "attention: grouped")
     rejected: list[str] = []
@@ -84,7 +87,7 @@ def _choose_by_rule(
 
 
 def _note(name: AttentionName, rejected: list[str]) -> str:
-    """Describe a choice in one line, such as `attention: flash (not triton, because ...)`."""
+    """Describe a choice of attention in one line: `attention: flash (not triton, because ...)`."""
     reasons = ", and ".join(rejected)
     return f"attention: {name} ({reasons})" if rejected else f"attention: {name}"
 
@@ -92,7 +95,7 @@ def _note(name: AttentionName, rejected: list[str]) -> str:
 def _why_not(
     name: AttentionName, device: torch.device, dtype: torch.dtype, config: ModelSection
 ) -> str | None:
-    """Return the reason why a policy cannot run here, or None if it can."""
+    """Return the reason why an attention policy cannot run here, or None if it can run."""
     if name not in ("flash", "triton"):
         return None
     if device.type != "cuda":
@@ -141,12 +144,14 @@ def _policy(name: AttentionName) -> AttentionPolicy:
 def choose_blocks(
     config: ModelSection, device: torch.device, scales: Fp8Scales | None = None
 ) -> Blocks:
-    """Choose the blocks that `config.kernels` names. "auto" means "fused" if it can run here.
+    """Choose the blocks that `config.kernels` names.
+
+    "auto" selects "fused" if the fused blocks can run here, and "reference" otherwise.
 
     Args:
         config: fused blocks need a hidden size of at most 4,096.
         device: device of the model.
-        scales: scales of the encoder's products, if they are in FP8.
+        scales: scales of the encoder's products if the products are in FP8, or None.
 
     Raises:
         ConfigError: FP8 products or the named fused blocks cannot run here.
@@ -169,7 +174,7 @@ def choose_blocks(
 
 
 def _why_not_fused(hidden_size: int, device: torch.device) -> str | None:
-    """Return the reason why fused blocks cannot run here, or None if they can."""
+    """Return the reason why the fused blocks cannot run here, or None if they can run."""
     if device.type != "cuda":
         return f"it needs CUDA, and the model is on {device.type}"
     if hidden_size > MOST_CHANNELS:

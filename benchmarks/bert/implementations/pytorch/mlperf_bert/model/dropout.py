@@ -1,10 +1,10 @@
 """Keyed dropout, in which seed, step, stream, sample and position determine what is dropped.
 
-Nothing is drawn from torch's generator. So the same elements are dropped after a restart, in a
-captured step, and if the batch has another order or split. The definition is in
-docs/concepts/numerics.md, "Dropout", and its readable form is in `dropout_keys.py`. On a CPU the
-loops compile to vector instructions. With AVX-512 they take 0.2 ns per element, compared with
-5.8 ns for torch's `bernoulli_`.
+Dropout does not use torch's generator. The same elements are therefore dropped after a restart, in
+a captured step, and if the batch is ordered or split differently. docs/concepts/numerics.md,
+"Dropout", defines which elements are dropped, and `dropout_keys.py` computes this in readable form.
+On a CPU the loops in this file compile to vector instructions. With AVX-512 they take 0.2 ns per
+element, compared with 5.8 ns for torch's `bernoulli_`.
 
 Shape letters: R tokens (rows), N heads.
 """
@@ -48,11 +48,11 @@ def dropout(x: Tensor, site: DropoutSite | None) -> Tensor:
     """Set random elements of `x` to zero and scale the others so that the mean is preserved.
 
     Source: Srivastava et al., JMLR 15 (2014), in its inverted form. On a CPU the scale is rounded
-    to the dtype of `x`. On a GPU it is rounded to float32 if that dtype is shorter than 32 bits.
+    to the dtype of `x`. On a GPU it is rounded to float32 if `x` has less than 32 bits per element.
 
     Args:
         x: [R, C] or [R, ...], where all dimensions after R are channels, in a floating dtype.
-        site: contains the dropout keys of the R rows. None drops nothing.
+        site: contains the dropout keys of the R rows. If it is None, nothing is dropped.
     """
     if site is None:
         return x
@@ -75,11 +75,11 @@ def attention_factors(
 
     Args:
         site: contains the dropout keys of the R = b * sq query slots, in the order of the slots.
-        shape: [b, N, sq, sk] of the probabilities.
+        shape: the shape [b, N, sq, sk] of the probabilities.
         dtype: dtype of the probabilities.
 
     Returns:
-        [b, N, sq, sk], contiguous. Padding after a sequence gets factors as well.
+        The factors [b, N, sq, sk], contiguous. Padding after a sequence gets factors as well.
     """
     num_sequences, num_heads, num_queries, row_length = shape
     rows_before = np.arange(num_sequences)[:, None] * (num_heads * num_queries)
@@ -118,7 +118,7 @@ def _write_factors(
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:
-    """Compute the keep bits of [R, channels].
+    """Compute which elements of [R, channels] a dropout keeps, as one bit per element.
 
     Bit e of byte k is set if element 8 k + e of the row is kept.
 
@@ -143,7 +143,7 @@ def attention_keep_bits(
     max_seqlen: int,
     cu_queries: Tensor | None = None,
 ) -> Tensor:
-    """Compute the keep bits of R queries' attention probabilities.
+    """Compute which attention probabilities of R queries a dropout keeps, as one bit per key.
 
     Bit e of byte k belongs to key 8 k + e. Keys are numbered by their position within their
     sequence.
@@ -152,8 +152,8 @@ def attention_keep_bits(
         site: contains the dropout keys of the R query tokens.
         num_heads: N.
         cu_seqlens: int32 [B + 1], bounds of the keys.
-        max_seqlen: the number of keys of the longest sequence, or more.
-        cu_queries: int32 [B + 1]. Query rows cu_queries[i] .. cu_queries[i + 1] belong to
+        max_seqlen: an upper limit on the number of keys of one sequence.
+        cu_queries: int32 [B + 1]. Query rows cu_queries[i] .. cu_queries[i + 1] - 1 belong to
             sequence i. None means that the bounds equal cu_seqlens.
 
     Returns:
@@ -194,11 +194,12 @@ def _write_all_factors(
     step: np.uint64,
     seed: np.uint64,
 ) -> None:
-    """Write 0 or the scale to `counts` adjacent elements of each of R rows, for each head.
+    """Write 0 or the scale to `counts` adjacent elements of `factors` for each row and head.
 
     `factors` is flat. `factors` and `scale` contain the bit patterns of floats as integers of the
-    same width. A row's elements of head 0 start at `starts` [R], and each further head's elements
-    start `head_stride` elements later. Elements whose 16 bits are below `threshold` become 0.
+    same width. The elements of a row start at index `starts` [R] for head 0, and `head_stride`
+    elements later for each further head. Each element has a 16-bit random number. An element
+    becomes 0 if the number is below `threshold`.
     """
     limit, zero = np.uint16(threshold), factors.dtype.type(0)
     max_groups = (max(counts) + 7) // 8 if len(counts) > 0 else 0
@@ -233,7 +234,10 @@ def _philox(
     seed: np.uint64,
     words: NDArray[np.uint64],
 ) -> None:
-    """Compute two pairs of 32-bit words per counter, with a pair's first word in the low half."""
+    """Compute two pairs of 32-bit random words per counter with Philox 4x32.
+
+    The first word of a pair is in the low half of an element of `words`.
+    """
     for i in range(len(counters)):
         a, b, c, d = counters[i], token, sample, step & WORD
         key_0, key_1 = seed & WORD, seed >> WORD_BITS

@@ -1,7 +1,7 @@
 """Dropout keys, and the random bits that they determine.
 
-This file computes the bits with torch operators, in readable form. All words are int64 tensors or
-ints that contain 32 unsigned bits. Source: Philox 4x32 from Salmon et al., "Parallel random
+This file computes the bits with torch operators, in readable form. Each word is an int64 tensor or
+an int that contains 32 unsigned bits. Source: Philox 4x32 from Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", SC 2011.
 
 Shape letters: R tokens (rows).
@@ -24,7 +24,7 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DropoutKeys:
-    """Keys of R tokens, which determine what is dropped for a given stream and channel number.
+    """The keys of R tokens, which determine what a dropout with a given stream drops.
 
     `step`, int64 [1] on the device, is the number of the update. A captured step overwrites it.
     """
@@ -35,7 +35,7 @@ class DropoutKeys:
     positions: Tensor  # int64 [R]: positions within the samples, in 0 .. 65,535
 
     def rows(self, index: Tensor) -> Self:
-        """Select the keys of some tokens by `index`, int64 [r]."""
+        """Return the keys of some of the tokens. `index`, int64 [r], contains their numbers."""
         return replace(
             self,
             sample_ids=self.sample_ids.index_select(0, index),
@@ -53,30 +53,33 @@ class DropoutSite:
 
 
 def make_site(probability: float, stream: int, keys: DropoutKeys | None) -> DropoutSite | None:
-    """Create a site, or return None (no dropout) if the probability is 0 or there are no keys.
+    """Create a dropout site, or return None, which means no dropout.
 
-    In evaluation there are no keys.
+    The result is None if the probability is 0, or if there are no keys, as in evaluation.
     """
     return None if keys is None or probability == 0 else DropoutSite(probability, stream, keys)
 
 
 def threshold_of(probability: float) -> int:
-    """Return how many of the 65,536 values of an element's 16 bits drop it."""
+    """Return how many of the 65,536 values of an element's 16-bit random number drop it."""
     return min(round(probability * NUM_VALUES), NUM_VALUES - 1)
 
 
 def scale_of(probability: float) -> float:
-    """Return the factor of kept elements that preserves the mean, given the rounded rate."""
+    """Return the factor for kept elements, which preserves the mean.
+
+    The factor takes into account that the probability is rounded to a multiple of 1 / 65,536.
+    """
     return NUM_VALUES / (NUM_VALUES - threshold_of(probability))
 
 
 def philox(counter: Words, seed: int, rounds: int = ROUNDS) -> Words:
-    """Compute four random words for each counter.
+    """Compute four random words for each counter with Philox 4x32.
 
     Args:
-        counter: int64 tensors whose shapes broadcast together.
+        counter: four int64 tensors whose shapes broadcast together.
         seed: its low and high 32 bits are the two words of the key.
-        rounds: 7 or more.
+        rounds: the number of rounds, at least 7.
     """
     a, b, c, d = counter
     key = [seed & MASK, seed >> 32 & MASK]
@@ -94,15 +97,15 @@ def philox(counter: Words, seed: int, rounds: int = ROUNDS) -> Words:
 
 
 def kept_bytes(counter: Words, seed: int, threshold: int) -> Tensor:
-    """Compute the keep bits of eight elements per counter.
+    """Compute for each counter which of eight elements a dropout keeps, as the bits of a byte.
 
-    Bit e is set if element e is kept. Element e uses half e % 2 (low half first) of word e // 2,
-    and is kept if that value is at least the threshold.
+    Bit e is set if element e is kept. Element e has a 16-bit random number, which is half e % 2
+    (low half first) of word e // 2. The element is kept if its number is at least the threshold.
 
     Args:
-        counter: int64 tensors whose shapes broadcast together.
+        counter: four int64 tensors whose shapes broadcast together.
         seed: see `philox`.
-        threshold: how many of the 65,536 values of 16 bits drop an element.
+        threshold: how many of the 65,536 values of the random number drop an element.
 
     Returns:
         uint8 of the broadcast shape.

@@ -2,11 +2,11 @@
 
 Shape letters: R rows, K input features, N total output features of all weights of a product.
 
-A matrix is divided by its *unit*, a power of two, and rounded. The value 1 in FP8 then represents
-one unit. Inputs and weights are rounded to E4M3, and gradients to E5M2 (arXiv 2209.05433). The unit
-is derived from the largest |value| of the previous update ("delayed scaling" with a history of
-one), because finding the current maximum first would cost another pass over each matrix. Nothing
-here reads the device, so these products can be captured.
+A cast to FP8 divides a matrix by its *unit*, a power of two, and rounds it. The value 1 in FP8 then
+represents one unit. Inputs and weights are rounded to E4M3, and gradients to E5M2 (arXiv
+2209.05433). The unit is derived from the largest |value| of the previous update ("delayed scaling"
+with a history of one), because finding the current maximum first would cost another pass over each
+matrix. The host reads nothing from the device, so these products can be captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -43,29 +43,33 @@ _EXPONENT_BITS = 0x7F800000  # mask of a float32's exponent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProductScales:
-    """Scales of one product as views of model state, float32 [3] (input, weight, gradient) each."""
+    """The units and maxima of one product's three matrices, as views of the model's state.
+
+    Both are float32 [3], for input, weight and gradient.
+    """
 
     units: Tensor
     maxima: Tensor  # recorded so far in this update
 
     def target(self, role: int, *, records: bool = True) -> Target:
-        """Return the cast target of the matrix in a role.
+        """Return the dtype, unit and maximum for casting the matrix that has the given role.
 
-        A cast to it records the matrix's maximum if `records` is set.
+        If `records` is set, the cast records the matrix's maximum.
         """
         maximum = self.maxima[role] if records else None
         return Target(DTYPES[role], self.units[role], maximum)
 
 
 class Fp8Scales:
-    """Units and maxima of all products, on the device. `state` is float32 [2, products, 3].
+    """The units and maxima of all products, on the device. `state` is float32 [2, products, 3].
 
-    As in published runs, every rank has its own, because a maximum over all ranks would need a
-    collective in every update. So rounding differs slightly between ranks, as their samples do.
+    As in published runs, every rank has its own scales, because a maximum over all ranks would need
+    a collective in every update. So rounding differs slightly between ranks, just as their samples
+    do.
     """
 
     def __init__(self, num_products: int, device: torch.device) -> None:
-        """Initialize the units to fit FIRST_MAXIMA, with no maximum recorded yet."""
+        """Initialize the units to fit FIRST_MAXIMA, and the recorded maxima to zero."""
         limits = [torch.finfo(dtype).max for dtype in DTYPES]
         self._headroom = torch.tensor(HEADROOM, device=device) / torch.tensor(limits, device=device)
         self.state = torch.zeros((2, num_products, 3), device=device)
@@ -76,18 +80,21 @@ class Fp8Scales:
         self.step.zero_()
 
     def assign(self, products: Sequence[Sequence[nn.Linear]]) -> None:
-        """Register which layers form each product."""
+        """Set which linear layers form each product, for all products in order."""
         assert len(products) == self.state.shape[1]
         self._number_of = {
             linear: number for number, linears in enumerate(products) for linear in linears
         }
 
     def of(self, linear: nn.Linear) -> ProductScales:
-        """Return the scales of the product that `linear` is part of."""
+        """Return the scales of the product to which the layer `linear` belongs."""
         return self._get(self._number_of[linear])
 
     def behind(self, linear: nn.Linear) -> ProductScales | None:
-        """Return the scales of the product after that of `linear`, or None if it is the last."""
+        """Return the scales of the product that follows the product of the layer `linear`.
+
+        Returns None if there is no following product.
+        """
         number = self._number_of[linear] + 1
         return self._get(number) if number < self.state.shape[1] else None
 
@@ -99,7 +106,7 @@ class Fp8Scales:
         """Set the units from the previous step's maxima. Call it before each training forward pass.
 
         The units change only when a new step starts, so all micro-batches of an update use the same
-        units. A matrix that had only zeros or non-finite values keeps its unit.
+        units. If a matrix had only zeros or non-finite values, its unit does not change.
 
         Args:
             step: int64 [1], the number of the update.
@@ -114,12 +121,15 @@ class Fp8Scales:
         self.step.copy_(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all state that a step changes, by name, so that it can be saved and restored."""
+        """Return the tensors that a step changes, by name, so that callers can save them."""
         return {"fp8.state": self.state, "fp8.step": self.step}
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """Cast matrices to FP8 with `fp8_cast.reference`, or with its kernel on CUDA."""
+    """Join matrices along `dim` and cast the result to FP8, with a transpose if requested.
+
+    On CUDA a Triton kernel does this, and on other devices `fp8_cast.reference`.
+    """
     if parts[0].device.type == "cuda":
         from mlperf_bert.model import triton_fp8  # imports triton
 
@@ -128,9 +138,9 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
 
 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
-    """Cast adjacent parts to FP8 with a transpose, and sum each column over the rows.
+    """Join the columns of parts, cast the result to FP8, and sum each column over the rows.
 
-    The sums are [C] in the dtype of the parts.
+    The FP8 matrix has a transpose. The sums are [C] in the dtype of the parts.
     """
     if parts[0].device.type == "cuda":
         from mlperf_bert.model import triton_fp8
@@ -140,7 +150,7 @@ def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, 
 
 
 def check_fp8(config: ModelSection, device: torch.device) -> None:
-    """Raise ConfigError if the encoder's products cannot run in FP8."""
+    """Raise ConfigError if the model's sizes or the device rule out FP8 products."""
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(config, name)
         if size % COLUMNS_MULTIPLE:
@@ -167,16 +177,17 @@ def product(
 ) -> tuple[Tensor, ...]:
     """Compute x W^T (+ b) for each weight (and bias) as one product in FP8.
 
-    If gradients are enabled, maxima are recorded and the backward pass also runs in FP8. For that,
-    autograd saves the transposed FP8 copies of input and weights instead of the input.
+    If gradients are enabled, maxima are recorded and the backward pass also runs in FP8. For the
+    backward pass, autograd saves the transposed FP8 copies of input and weights instead of the
+    input.
 
     Args:
         x: [R, K], floating dtype.
         weights: [N_i, K] each, where K and N_i are multiples of 16.
         biases: [N_i] each, or an empty sequence.
         scales: the scales of this product.
-        x8: `x` in FP8 under these scales if its producer has cast it, in which case `x` is not
-            read.
+        x8: `x` in FP8 under these scales if the kernel that made `x` has cast it, or None. If it is
+            given, `x` is not read.
 
     Returns:
         bfloat16 [R, N_i] each, which are columns of one [R, N].
@@ -229,7 +240,8 @@ def multiply_inputs(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute a product [R, N], and the FP8 transposes of both factors for its backward pass.
 
-    There are as many biases as weights, or none if they are added elsewhere.
+    The transposes are None if `records` is False. There are as many biases as weights, or none if
+    the caller adds the biases itself.
     """
     if x8 is None:
         x8 = cast((x,), 0, scales.target(INPUT, records=records), transpose=records)
@@ -242,9 +254,10 @@ def multiply_inputs(
 def product_gradients(
     g8: Fp8Matrix, transposed: Sequence[Tensor], scales: ProductScales
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of input [R, K] and weights [N, K] from that of the result [R, N].
+    """Compute a product's gradients of the input [R, K] and of the weights [N, K], in bfloat16.
 
-    `transposed` contains the FP8 transposes of both factors. The gradients are bfloat16.
+    `g8` is the gradient of the result [R, N]. `transposed` contains the FP8 transposes of both
+    factors.
     """
     assert g8.transposed is not None
     x8_transposed, w8_transposed = transposed
@@ -262,9 +275,9 @@ def _multiply(
     *,
     is_forward: bool = False,
 ) -> Tensor:
-    """Compute a b^T (+ bias) of FP8 matrices [m, k] and [n, k].
+    """Compute a b^T (+ bias) of FP8 matrices [m, k] and [n, k], as bfloat16 [m, n].
 
-    The result is bfloat16 [m, n], and n and k must be multiples of 16.
+    n and k must be multiples of 16.
     """
     if a.device.type == "cpu":  # torch's own FP8 product is slow on a CPU
         y = a.float() @ b.float().t() * (a_unit * b_unit)
@@ -275,7 +288,7 @@ def _multiply(
 def _multiply_in_fp8(
     a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, *, is_forward: bool
 ) -> Tensor:
-    """Compute `_multiply` with torch's operator, on every device that supports it."""
+    """Compute the same as `_multiply` with torch's operator, on every device that supports it."""
     # Sums of the forward pass may use fewer bits, as in published runs, which is faster on Hopper.
     return torch._scaled_mm(
         a, b.t(), a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=is_forward
@@ -283,31 +296,32 @@ def _multiply_in_fp8(
 
 
 class Fp8Blocks(Blocks):
-    """Reference blocks with the encoder's products in FP8, for every device that supports it.
+    """Reference blocks with the encoder's products in FP8.
 
-    Embeddings, heads and pooler do not change. If the kernel that made a tensor has also cast it to
-    FP8, the tensor's attribute `fp8` is that copy, under the scales of the product that reads it.
+    Embeddings, heads and pooler are the same as in `Blocks`. If the kernel that made a tensor has
+    also cast it to FP8, the tensor's attribute `fp8` is the FP8 copy. The copy is cast with the
+    scales of the product that reads it.
     """
 
     def __init__(self, scales: Fp8Scales) -> None:
         self._scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """Apply all layers to `x` as one product in FP8. See `Blocks`."""
+        """Apply all layers to `x` [R, any] as one product in FP8. See `Blocks.multiply`."""
         return multiply_fp8(self._scales, x, layers)
 
 
 def multiply_fp8(scales: Fp8Scales, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Compute `Blocks.multiply` in FP8."""
+    """Apply linear layers to `x` [R, K] as one product in FP8. See `Blocks.multiply`."""
     weights = [each.weight for each in layers]
     biases = [each.bias for each in layers if each.bias is not None]
     return product(x, weights, biases, scales.of(layers[0]), pop_fp8_copy(x))
 
 
 def pop_fp8_copy(x: Tensor) -> Fp8Matrix | None:
-    """Remove the FP8 copy from `x` and return it, or None if there is none.
+    """Remove the FP8 copy of `x` from its attributes, and return the copy or None.
 
-    It is removed because otherwise a backward pass that saves `x` would also keep the copy.
+    If the copy stayed, a backward pass that saves `x` would keep it in memory too.
     """
     copy: Fp8Matrix | None = x.__dict__.pop("fp8", None)
     return copy

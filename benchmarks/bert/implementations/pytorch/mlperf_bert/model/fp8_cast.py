@@ -2,8 +2,8 @@
 
 Shape letters: R rows, C columns.
 
-FP8 is either E4M3, with 4 exponent bits, 3 mantissa bits and values up to 448, or E5M2, with values
-up to 57,344 (arXiv 2209.05433).
+There are two FP8 formats (arXiv 2209.05433). E4M3 has 4 exponent bits, 3 mantissa bits and values
+up to 448. E5M2 has 5 exponent bits, 2 mantissa bits and values up to 57,344.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ COLUMNS_MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """The target of a cast, either torch.float8_e4m3fn or torch.float8_e5m2, with its unit.
+    """The FP8 dtype and the unit of a cast, and the maximum that the cast updates.
 
-    The unit is a power of two, so that dividing by it is exact. A cast raises `maximum` in place to
-    the largest finite |value|, unless `maximum` is None. Both are float32 scalars on the device.
+    `dtype` is torch.float8_e4m3fn or torch.float8_e5m2. `unit` is a power of two, so that dividing
+    by it is exact. A cast sets `maximum` in place to the larger of `maximum` and the matrix's
+    largest finite |value|, unless `maximum` is None. Both are float32 scalars on the device.
     """
 
     dtype: torch.dtype
@@ -31,16 +32,16 @@ class Target:
 
     @property
     def limit(self) -> float:
-        """The largest finite value of the dtype."""
+        """The largest finite value of the FP8 dtype."""
         return torch.finfo(self.dtype).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Matrix:
-    """A matrix [R, C] in FP8 with its unit, and with its transpose if requested.
+    """A matrix [R, C] in FP8 with its unit, and with its transpose if one was requested.
 
-    A product of FP8 matrices needs the summed dimension to be contiguous in both factors. A matrix
-    that the backward pass sums over its rows is therefore needed in both layouts.
+    A product of FP8 matrices needs the summed dimension to be contiguous in both factors. If the
+    backward pass sums over the rows of a matrix, the matrix is therefore needed in both layouts.
     """
 
     unit: Tensor  # float32 scalar
@@ -49,15 +50,15 @@ class Fp8Matrix:
 
 
 def reference(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """Join the parts into one matrix, and round it to the nearest multiples of the unit in FP8.
+    """Join matrices to one, divide it by the target's unit, and round it to FP8.
 
-    Values beyond the range of the FP8 dtype saturate, so that a sudden jump stays finite. NaN and
-    infinities become NaN, so that they are not hidden.
+    Values beyond the range of the FP8 dtype saturate, so that they stay finite if they suddenly
+    grow. NaN and infinities become NaN, so that they are not hidden.
 
     Args:
         parts: matrices [R, C] of a floating dtype.
         dim: dimension along which the parts are concatenated, 0 or 1.
-        target: see Target.
+        target: the dtype and unit, and the maximum to update.
         transpose: whether to create the transposed copy.
     """
     values = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)).float()
@@ -78,5 +79,5 @@ def _transposed(rows: Tensor) -> Tensor:
 
 
 def padded(num_rows: int) -> int:
-    """Return the number of columns of the padded transpose of `num_rows` rows."""
+    """Return `num_rows` rounded up to a multiple of 16, the column count of an FP8 transpose."""
     return -(-num_rows // COLUMNS_MULTIPLE) * COLUMNS_MULTIPLE

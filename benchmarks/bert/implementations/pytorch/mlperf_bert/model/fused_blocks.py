@@ -3,11 +3,11 @@
 A block's matrix product is outside its autograd function, so that autocast casts its factors. The
 kernels accept tensors of mixed dtypes and compute in float32, or in float64 for float64 tensors.
 With 16-bit tensors they therefore round less often than the reference. If the products are in FP8,
-the kernels write FP8 themselves. A separate kernel casts the tensors without an FP8 copy, which are
-embeddings, selected rows, and attention's context and gradients. This file is imported only on CUDA
-or in Triton's interpreter.
+the kernels write FP8 themselves. A separate kernel casts all other inputs of FP8 products, which
+are embeddings, selected rows, and attention's context and gradients. This file is imported only on
+CUDA or in Triton's interpreter.
 
-Shape letters: T tokens, R rows, D hidden, P masked positions, V vocabulary.
+Shape letters: T tokens, R rows, D hidden size, P masked positions, V vocabulary size.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ Fp8Plan = tuple[ProductScales, ProductScales | None, bool]
 class FusedBlocks(Blocks):
     """Blocks with Triton kernels. If `scales` is set, the encoder's products are in FP8.
 
-    In FP8 the result of `intermediate` or `gated` can be read only by the product that follows it.
+    In FP8, only the product that follows `intermediate` or `gated` can read their results.
     """
 
     name = "fused"
@@ -69,10 +69,10 @@ class FusedBlocks(Blocks):
         self.scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-        """Apply all layers as one product. See `Blocks`.
+        """Apply all linear layers to `x` as one product. See `Blocks.multiply`.
 
-        If the gradients of the results are columns of one tensor, as attention's backward pass may
-        return them, they are multiplied without a copy. Otherwise they are concatenated first.
+        Attention's backward pass may return the gradients of the results as columns of one tensor.
+        They are then multiplied without a copy. Otherwise they are concatenated first.
         """
         if self.scales is not None:
             return multiply_fp8(self.scales, x, layers)
@@ -84,7 +84,10 @@ class FusedBlocks(Blocks):
         return self._split(F.linear(x, weight, bias), [layer.out_features for layer in layers])
 
     def columns(self, product: Tensor, count: int) -> tuple[Tensor, ...]:
-        """Split a product. Gradients that are adjacent columns are not copied. See `Blocks`."""
+        """Split the columns of a joined product into equal parts. See `Blocks.columns`.
+
+        In the backward pass, gradients that are adjacent columns of one tensor are not copied.
+        """
         return self._split(product, [product.shape[1] // count] * count)
 
     @staticmethod
@@ -100,7 +103,10 @@ class FusedBlocks(Blocks):
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
-        """Compute a residual output with one kernel around its product. See `Blocks`."""
+        """Compute LayerNorm(dropout(dense(x)) + residual). See `Blocks.residual_output`.
+
+        One kernel computes everything except the matrix product.
+        """
         keep, scale = _kept(site, dense.out_features)
         output, alias, y8 = _ResidualOutput.apply(
             *(*self._factors(x, dense), _pop_alias(residual)),
@@ -110,9 +116,10 @@ class FusedBlocks(Blocks):
         return output  # type: ignore[no-any-return]
 
     def intermediate(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """Compute the GELU. See `Blocks`.
+        """Compute the GELU of dense(hidden). See `Blocks.intermediate`.
 
-        In FP8 only the copy has values, and the result itself contains NaN.
+        In FP8, the values are only in the FP8 copy of the result, and the result itself contains
+        NaN.
         """
         output, y8 = _Intermediate.apply(*self._factors(hidden, dense), dense.bias)  # type: ignore[no-untyped-call]
         output.fp8 = y8
@@ -126,9 +133,9 @@ class FusedBlocks(Blocks):
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute a sum and its LayerNorm. See `Blocks`.
+        """Compute residual + dropout(dense(x)) and its LayerNorm. See `Blocks.sum_norm`.
 
-        In FP8 the LayerNorm has an FP8 copy for the next product.
+        In FP8, the LayerNorm has an FP8 copy for the next product.
         """
         keep, scale = _kept(site, dense.out_features)
         total, output, y8 = _SumNorm.apply(
@@ -138,18 +145,19 @@ class FusedBlocks(Blocks):
         return total, output
 
     def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
-        """Compute the gated GELU. See `Blocks`.
+        """Compute the gated GELU of dense(hidden). See `Blocks.gated`.
 
-        In FP8 only the copy has values, and the result itself contains NaN.
+        In FP8, the values are only in the FP8 copy of the result, and the result itself contains
+        NaN.
         """
         output, y8 = _Gated.apply(*self._factors(hidden, dense))  # type: ignore[no-untyped-call]
         output.fp8 = y8
         return output  # type: ignore[no-any-return]
 
     def _factors(self, x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None, Any, Any]:
-        """Compute a product, or in FP8 return its factors (input, weight, FP8 copy and scales).
+        """Return a product without its bias, or in FP8 what is needed to compute it.
 
-        The bias of `dense` is not added here.
+        In FP8 these are the input, the weight, the input's FP8 copy and the scales.
         """
         if self.scales is None:
             return F.linear(x, dense.weight), None, None, None
@@ -163,7 +171,7 @@ class FusedBlocks(Blocks):
         norm: nn.LayerNorm,
         site: DropoutSite | None,
     ) -> Tensor:
-        """Embed words, token types and positions with one kernel. See `Blocks`."""
+        """Embed words, token types and positions with one kernel. See `Blocks.embed`."""
         keep, scale = _kept(site, norm.weight.shape[0])
         weights = (*(table.weight for table in tables), norm.weight, norm.bias)
         output: Tensor = _EmbeddingNorm.apply(*ids, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
@@ -172,7 +180,7 @@ class FusedBlocks(Blocks):
     def embed_words(
         self, ids: Tensor, table: nn.Embedding, norm: nn.LayerNorm, site: DropoutSite | None
     ) -> Tensor:
-        """Embed words with one kernel. See `Blocks`."""
+        """Embed words with one kernel. See `Blocks.embed_words`."""
         keep, scale = _kept(site, norm.weight.shape[0])
         missing = None, None
         weights = (table.weight, *missing, norm.weight, None)
@@ -182,10 +190,11 @@ class FusedBlocks(Blocks):
     def masked_lm_loss(
         self, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> Tensor:
-        """Compute the summed masked-LM loss. See `Blocks`.
+        """Compute the summed masked-LM loss. See `Blocks.masked_lm_loss`.
 
-        Only one [P, V] of logits is kept, in the dtype of the product. The product adds the bias,
-        and the kernel that computes the gradient of the logits also computes that of the bias.
+        Memory holds a single [P, V] of logits, in the dtype of the product. The product adds the
+        bias, and the kernel that computes the gradient of the logits also computes that of the
+        bias.
         """
         logits = F.linear(hidden, weight, bias.detach())
         total: Tensor = _CrossEntropySum.apply(logits, bias, labels)  # type: ignore[no-untyped-call]
@@ -193,30 +202,33 @@ class FusedBlocks(Blocks):
 
 
 def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float]:
-    """Return the keep bits of a dropout, and the scale of kept elements."""
+    """Return a dropout site's keep bits (None without dropout) and the scale of kept elements."""
     if site is None:
         return None, 1.0
     return keep_bits(site, channels), scale_of(site.probability)
 
 
 def _alias(x: Tensor) -> Tensor:
-    """Return another tensor on the same memory, for a function that returns it twice."""
+    """Return another tensor on the same memory.
+
+    An autograd function needs it to return the same values twice.
+    """
     return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def _pop_alias(x: Tensor) -> Tensor:
-    """Return `x` for the residual sum, as the second output of the LayerNorm that computed it.
+    """Return the tensor to use for `x` in a residual sum.
 
-    If no LayerNorm computed `x`, return `x` itself. Two outputs have two gradients, which the
-    LayerNorm's backward pass adds as it reads them. With one output autograd would add them in a
-    separate pass.
+    It is the second output of the LayerNorm that computed `x`, or `x` itself if no LayerNorm
+    computed it. Each output has its own gradient, and the LayerNorm's backward pass adds both
+    gradients as it reads them. With a single output, autograd would add them in a separate pass.
     """
     alias: Tensor = x.__dict__.pop("alias", x)
     return alias
 
 
 class _Columns(torch.autograd.Function):
-    """Split of a tensor into columns, whose gradients `side_by_side` joins."""
+    """Split of a tensor into columns, whose backward pass joins the gradients (`side_by_side`)."""
 
     @staticmethod
     def forward(ctx: Any, joined: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
@@ -229,7 +241,11 @@ class _Columns(torch.autograd.Function):
 
 
 class _ResidualOutput(torch.autograd.Function):
-    """Residual output of a given product, or of an FP8 product (see `FusedBlocks._factors`)."""
+    """Residual output of a matrix product.
+
+    Without FP8, the product is the argument `x`. With FP8, this function computes the product from
+    the factors that `FusedBlocks._factors` returns.
+    """
 
     @staticmethod
     def forward(
@@ -275,7 +291,10 @@ class _ResidualOutput(torch.autograd.Function):
 
 
 class _SumNorm(torch.autograd.Function):
-    """Sum and LayerNorm of a product, which is passed as in `_ResidualOutput`."""
+    """Residual sum and LayerNorm of a product.
+
+    `_ResidualOutput` says where the product is computed.
+    """
 
     @staticmethod
     def forward(
@@ -322,7 +341,7 @@ class _SumNorm(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
-    """Gated GELU of a product, which is passed as in `_ResidualOutput`."""
+    """Gated GELU of a product. `_ResidualOutput` says where the product is computed."""
 
     @staticmethod
     def forward(
@@ -350,7 +369,7 @@ class _Gated(torch.autograd.Function):
 
 
 class _Intermediate(torch.autograd.Function):
-    """GELU of a product, which is passed as in `_ResidualOutput`."""
+    """GELU of a product. `_ResidualOutput` says where the product is computed."""
 
     @staticmethod
     def forward(
@@ -386,7 +405,11 @@ class _Intermediate(torch.autograd.Function):
 def _product(
     x: Tensor, matrix: Tensor | None, x8: Fp8Matrix | None, plan: Fp8Plan | None
 ) -> tuple[Tensor, list[Tensor | None], Target | None]:
-    """Compute the product, the tensors for its FP8 backward pass, and the next product's target."""
+    """Return a product, the tensors for its FP8 backward pass, and the next product's cast target.
+
+    The arguments come from `FusedBlocks._factors`. Without FP8 the product is `x`, no tensors are
+    needed, and the target is None.
+    """
     if plan is None or matrix is None:
         return x.contiguous(), [], None
     scales, behind, records = plan
@@ -396,7 +419,10 @@ def _product(
 
 
 def _copy(rows8: Tensor | None, target: Target | None, plan: Fp8Plan | None) -> Fp8Matrix | None:
-    """Return a LayerNorm's FP8 copy, with its transpose if a backward pass follows."""
+    """Return the FP8 copy of a LayerNorm's result, or None without FP8.
+
+    The copy has a transpose if a backward pass follows.
+    """
     if rows8 is None or target is None or plan is None:
         return None
     return with_transpose(rows8, target) if plan[2] else Fp8Matrix(target.unit, rows8, None)
@@ -443,7 +469,10 @@ class _EmbeddingNorm(torch.autograd.Function):
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Cross-entropy whose gradient overwrites the logits, because nothing else reads them."""
+    """Summed cross-entropy, whose backward pass overwrites the logits with their gradient.
+
+    This saves memory, and is possible because nothing else reads the logits.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, bias: Tensor, labels: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """Embeddings, post-norm encoder layers, and the masked-LM and next-sentence heads with their loss.
 
-Shape letters: B sequences, T tokens, R wanted rows, N heads, H head size, D hidden, F feed-forward
-width, V vocabulary (padded to a multiple of 8), P masked positions.
+Shape letters: B sequences, T tokens, R wanted rows, N heads, H head size, D hidden size, F
+feed-forward width, V vocabulary size (padded to a multiple of 8), P masked positions.
 
 Attribute names are those of Hugging Face's BertForPreTraining, so that state_dict keys are equal.
-The words that pad the vocabulary are treated like any others, as in `transformers` with vocab_size
-= V. Their rows are trained and their logits are part of the softmax, but no label refers to them.
+The words that pad the vocabulary are treated like all other words, as in `transformers` with
+vocab_size = V. Their rows are trained and their logits are part of the softmax, but no label refers
+to them.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,10 @@ STREAMS_PER_LAYER = 3  # attention probabilities, attention output, feed-forward
 
 
 class Embeddings(nn.Module):
-    """Input of the encoder (BERT, arXiv 1810.04805, section 3, figure 2)."""
+    """BERT's sum of word, token-type and position embeddings, with LayerNorm and dropout.
+
+    Source: BERT, arXiv 1810.04805, section 3, figure 2.
+    """
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
@@ -40,7 +44,7 @@ class Embeddings(nn.Module):
         self.dropout_p = config.hidden_dropout
 
     def forward(self, batch: UnpaddedBatch, keys: DropoutKeys | None) -> Tensor:
-        """Embed the batch's tokens as hidden states [T, D], in the dtype of the weights."""
+        """Embed the batch's tokens. Returns hidden states [T, D] in the dtype of the weights."""
         ids = (batch.input_ids, batch.token_type_ids, batch.position_ids)
         tables = (self.word_embeddings, self.token_type_embeddings, self.position_embeddings)
         site = make_site(self.dropout_p, DROPOUT_STREAM, keys)
@@ -48,7 +52,7 @@ class Embeddings(nn.Module):
 
 
 def unset_table(rows: int, hidden: int) -> nn.Embedding:
-    """Create an embedding table without drawing its weights.
+    """Create an embedding table without drawing its initial weights.
 
     Drawing them on "meta" would import torch._dynamo, which takes 0.6 s.
     """
@@ -57,7 +61,7 @@ def unset_table(rows: int, hidden: int) -> nn.Embedding:
 
 
 class SelfAttention(nn.Module):
-    """Query, key and value projections around an attention policy."""
+    """The query, key and value projections, followed by an attention policy."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
@@ -76,9 +80,10 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, wanted: Tensor, layout: AttentionLayout, keys: DropoutKeys | None
     ) -> Tensor:
-        """Compute the context [R, D] of the wanted rows [R, D] of the hidden states [T, D].
+        """Compute the context [R, D] of the layout's queries.
 
-        The wanted rows are the layout's queries. `keys` are the dropout keys of these R rows.
+        `hidden` [T, D] contains all hidden states, and `wanted` [R, D] those of the queries. `keys`
+        are the dropout keys of the queries.
         """
         projected = self.blocks.project_qkv(hidden, wanted, self.query, self.key, self.value)
         q, k, v = (each.view(len(each), *self.head_shape) for each in projected)
@@ -87,7 +92,10 @@ class SelfAttention(nn.Module):
 
 
 class ResidualOutput(nn.Module):
-    """Projection to D, dropout, residual sum and LayerNorm, which end both halves of a layer."""
+    """Projection to D, dropout, residual sum and LayerNorm.
+
+    Both halves of an encoder layer end with these operations.
+    """
 
     def __init__(self, in_features: int, config: ModelSection, blocks: Blocks, stream: int) -> None:
         super().__init__()
@@ -105,7 +113,7 @@ class ResidualOutput(nn.Module):
 
 
 class AttentionHalf(nn.Module):
-    """Self-attention and its output projection."""
+    """The attention half of an encoder layer: self-attention and its residual output."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
@@ -115,7 +123,7 @@ class AttentionHalf(nn.Module):
         self.output = ResidualOutput(config.hidden_size, config, blocks, stream + 1)
 
     def forward(self, hidden: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
-        """Map hidden states [T, D] to [R, D] of the layout's queries.
+        """Compute the output [R, D] for the layout's queries from hidden states [T, D].
 
         `keys` are the dropout keys of the queries.
         """
@@ -125,7 +133,7 @@ class AttentionHalf(nn.Module):
 
 
 class Intermediate(nn.Module):
-    """First feed-forward matrix, followed by the exact (erf) GELU (arXiv 1606.08415)."""
+    """The first feed-forward matrix, followed by the exact (erf) GELU (arXiv 1606.08415)."""
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
@@ -133,24 +141,27 @@ class Intermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size, device=META)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Project [R, D] to [R, F] and apply the GELU."""
+        """Project hidden states [R, D] to [R, F], and apply the GELU."""
         return self.blocks.intermediate(hidden, self.dense)
 
 
 class EncoderLayer(nn.Module):
-    """Attention and feed-forward with LayerNorm after each residual sum (arXiv 1706.03762, 3.1)."""
+    """An attention half and a feed-forward half, each with LayerNorm after its residual sum.
+
+    Source: Transformer, arXiv 1706.03762, section 3.1.
+    """
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
     ) -> None:
-        """Create the layer. `stream` is the dropout stream of its first dropout."""
+        """Create the layer. `stream` is the number of its first dropout stream, of three."""
         super().__init__()
         self.attention = AttentionHalf(config, attend, blocks, stream)
         self.intermediate = Intermediate(config, blocks)
         self.output = ResidualOutput(config.intermediate_size, config, blocks, stream + 2)
 
     def forward(self, hidden: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
-        """Map hidden states [T, D] to [R, D] of the layout's queries.
+        """Compute the output [R, D] for the layout's queries from hidden states [T, D].
 
         `keys` are the dropout keys of the queries.
         """
@@ -160,7 +171,7 @@ class EncoderLayer(nn.Module):
 
     @property
     def products(self) -> list[tuple[nn.Linear, ...]]:
-        """The layers that form each matrix product, in order."""
+        """The linear layers that form each matrix product, in the order of the products."""
         attention = self.attention.self
         return [
             (attention.query, attention.key, attention.value),
@@ -171,7 +182,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The stack of layers."""
+    """The stack of BERT's encoder layers."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -188,13 +199,14 @@ class Encoder(nn.Module):
         keys: DropoutKeys | None,
         queries: Queries | None = None,
     ) -> Tensor:
-        """Compute final hidden states [T, D] from hidden states [T, D], or [R, D] of the queries.
+        """Compute the final hidden states of all tokens [T, D], or of the queries only [R, D].
 
-        If `queries` is given, the caller uses no other outputs. The last layer then computes keys
-        and values for all rows, because queries attend to them, and everything else only for the
-        queries. The numbers are the same. Computing attention for all rows would take 1.08 times as
-        long. (This was measured with forward and backward passes of 4 layers of hidden size 256, on
-        16 sequences of published lengths on one core, as the median of 12 rounds.)
+        `hidden` [T, D] are the embeddings. If `queries` is given, the caller uses no other outputs.
+        The last layer then computes keys and values for all rows, because queries attend to them,
+        and everything else only for the queries. The numbers are the same. Computing attention for
+        all rows would take 1.08 times as long. (This was measured with forward and backward passes
+        of 4 layers of hidden size 256, on 16 sequences of published lengths on one core, as the
+        median of 12 rounds.)
         """
         last = len(self.layer) - 1
         for i, layer in enumerate(self.layer):
@@ -206,9 +218,10 @@ class Encoder(nn.Module):
 
 
 class PretrainingLogits(NamedTuple):
-    """Scores of both tasks, `mlm` [P, V] and `nsp` [B, 2] (0: B follows A, 1: random).
+    """The scores of both tasks: `mlm` [P, V] for masked words, and `nsp` [B, 2] for sentence pairs.
 
-    `nsp` is None if model.objective does not include next-sentence prediction.
+    In `nsp`, class 0 means that B follows A, and class 1 that B is random. `nsp` is None if
+    model.objective does not include next-sentence prediction.
     """
 
     mlm: Tensor
@@ -216,26 +229,29 @@ class PretrainingLogits(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Sums of cross-entropies in nats, float32 scalars, or float64 if the logits are float64."""
+    """The summed cross-entropy of each task, in nats.
+
+    The sums are float32 scalars, or float64 if the logits are float64.
+    """
 
     mlm: Tensor  # over P masked positions
     nsp: Tensor | None  # over B sequences
 
 
 class Pooler(nn.Module):
-    """Projection of the first token's hidden state, followed by tanh."""
+    """The projection of the first token's hidden state, followed by tanh."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, device=META)
 
     def forward(self, first_tokens: Tensor) -> Tensor:
-        """Project [B, D] to [B, D] and apply tanh."""
+        """Project the first tokens' hidden states [B, D] to [B, D], and apply tanh."""
         return torch.tanh(self.dense(first_tokens))
 
 
 class PredictionTransform(nn.Module):
-    """Projection, GELU (erf) and LayerNorm in front of the decoder."""
+    """The projection, GELU (erf) and LayerNorm before the decoder."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -244,13 +260,16 @@ class PredictionTransform(nn.Module):
         self.LayerNorm = nn.LayerNorm(hidden, eps=config.layer_norm_epsilon, device=META)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Transform hidden states [P, D] to [P, D]."""
+        """Apply the projection, GELU and LayerNorm to hidden states: [P, D] -> [P, D]."""
         transformed: Tensor = self.LayerNorm(F.gelu(self.dense(hidden)))
         return transformed
 
 
 class MaskedLmHead(nn.Module):
-    """Scores over the vocabulary. The caller passes the word embedding as the decoder's matrix."""
+    """The head that scores all words of the vocabulary at each masked position.
+
+    The decoder's matrix is the word embedding, which the caller passes.
+    """
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -263,7 +282,10 @@ class MaskedLmHead(nn.Module):
 
 
 class PretrainingHeads(nn.Module):
-    """Heads of BERT's pre-training tasks (arXiv 1810.04805, section 3.1), or of masked LM only."""
+    """The masked-LM head, and the next-sentence head if the model predicts next sentences.
+
+    Source: BERT, arXiv 1810.04805, section 3.1.
+    """
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
@@ -278,9 +300,10 @@ class PretrainingHeads(nn.Module):
     def forward(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor
     ) -> PretrainingLogits:
-        """Compute logits from masked positions [P, D], pooled first tokens [B, D] and [V, D].
+        """Compute the logits of the masked positions [P, D] and of the pooled first tokens [B, D].
 
-        The matrix [V, D] is the decoder's. `pooled` is None without next-sentence prediction.
+        `word_embeddings` [V, D] is the decoder's matrix. `pooled` is None if the model does not
+        predict next sentences.
         """
         return PretrainingLogits(
             mlm=self.predictions(masked, word_embeddings), nsp=self._pair_scores(pooled)
@@ -289,7 +312,10 @@ class PretrainingHeads(nn.Module):
     def loss_sums(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor, batch: UnpaddedBatch
     ) -> LossSums:
-        """Compute the same as `loss_sums` of the logits of these arguments."""
+        """Compute the summed losses directly, without returning the logits.
+
+        The result equals `loss_sums` of the logits that these arguments give.
+        """
         head = self.predictions
         factors = head.transform(masked), word_embeddings, head.bias
         return LossSums(
@@ -305,7 +331,10 @@ class PretrainingHeads(nn.Module):
 
 
 def loss_sums(logits: PretrainingLogits, batch: UnpaddedBatch) -> LossSums:
-    """Sum the cross-entropies of each task. If P is zero, `mlm` is zero and has a gradient."""
+    """Sum the cross-entropies of each task over the batch.
+
+    If P is zero, `mlm` is zero and still has a gradient.
+    """
     return LossSums(
         mlm=cross_entropy_sum(logits.mlm, batch.labels),
         nsp=_pair_loss(logits.nsp, batch),
@@ -317,15 +346,19 @@ def _pair_loss(scores: Tensor | None, batch: UnpaddedBatch) -> Tensor | None:
 
 
 def pretraining_loss(sums: LossSums, batch: UnpaddedBatch) -> Tensor:
-    """Compute the scalar loss, with each sum divided by its denominator for the whole update."""
+    """Compute the scalar loss of a micro-batch, as its share of the whole update's loss.
+
+    Each sum is divided by the batch's denominator for its task. With the denominators, the losses
+    of all micro-batches of an update add up to a rank's loss.
+    """
     loss = sums.mlm / batch.mlm_denominator
     return loss if sums.nsp is None else loss + sums.nsp / batch.nsp_denominator
 
 
 def correct_predictions(logits: PretrainingLogits, batch: UnpaddedBatch) -> Tensor:
-    """Find the masked positions whose label has the highest score, as bool [P].
+    """Return which masked positions are predicted correctly, bool [P].
 
-    MLPerf's masked-LM accuracy counts these. A row with label IGNORED is false whatever its logits
-    are.
+    A prediction is correct if the position's label has the highest score. MLPerf's masked-LM
+    accuracy counts these positions. A row with label IGNORED is always False.
     """
     return logits.mlm.argmax(dim=-1) == batch.labels

@@ -3,11 +3,11 @@
 The encoder is pre-norm, with rotary positions, gated feed-forward halves and mostly local
 attention. Source: Warner et al., "Smarter, Better, Faster, Longer" (arXiv 2412.13663), section 2.1
 and appendix A. Attribute names are those of Hugging Face's ModernBertForMaskedLM, so that
-state_dict keys are equal. The tied decoder appears once, as the word embedding. Dropout, which is 0
-in the published model, is applied in the same places as in BERT.
+state_dict keys are equal. The decoder's matrix is tied to the word embedding, so it has no key of
+its own. Dropout, which is 0 in the published model, is applied in the same places as in BERT.
 
-Shape letters: B sequences, T tokens, R wanted rows, P masked positions, N heads, H head size,
-D hidden, F feed-forward width, V vocabulary (padded).
+Shape letters: B sequences, T tokens, R wanted rows, P masked positions, N heads, H head size, D
+hidden size, F feed-forward width, V vocabulary size (padded).
 """
 
 import math
@@ -46,7 +46,7 @@ def _norm(config: ModelSection) -> nn.LayerNorm:
 
 
 class WordEmbeddings(nn.Module):
-    """Word embeddings and their norm. There are no embeddings of positions or segments."""
+    """Word embeddings and their norm. ModernBERT does not embed positions or segments."""
 
     def __init__(self, config: ModelSection, blocks: Blocks) -> None:
         super().__init__()
@@ -56,13 +56,17 @@ class WordEmbeddings(nn.Module):
         self.dropout_p = config.hidden_dropout
 
     def forward(self, batch: UnpaddedBatch, keys: DropoutKeys | None) -> Tensor:
-        """Embed the batch's tokens as hidden states [T, D], in the dtype of the weights."""
+        """Embed the batch's tokens. Returns hidden states [T, D] in the dtype of the weights."""
         site = make_site(self.dropout_p, DROPOUT_STREAM, keys)
         return self.blocks.embed_words(batch.input_ids, self.tok_embeddings, self.norm, site)
 
 
 class ModernAttention(nn.Module):
-    """One matrix for queries, keys and values, an attention policy, and an output matrix."""
+    """The attention half of a layer, with one matrix for queries, keys and values.
+
+    `Wqkv` is that matrix, `attend` is the attention policy, and `Wo` is the output matrix. The
+    layer itself applies `Wo`.
+    """
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
@@ -78,7 +82,7 @@ class ModernAttention(nn.Module):
         self.dropout_stream = stream
 
     def forward(self, normed: Tensor, layout: AttentionLayout, keys: DropoutKeys | None) -> Tensor:
-        """Compute the context [R, D] of the layout's queries from normalized rows [T, D].
+        """Compute the context [R, D] of the layout's queries from normalized hidden states [T, D].
 
         `keys` are the dropout keys of the queries.
         """
@@ -90,7 +94,7 @@ class ModernAttention(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """The matrices of a GeGLU feed-forward half (arXiv 2002.05202)."""
+    """The two matrices of a GeGLU feed-forward half (arXiv 2002.05202)."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -99,7 +103,11 @@ class GatedFeedForward(nn.Module):
 
 
 class ModernLayer(nn.Module):
-    """One layer, in which each half also computes the norm at the start of the next half."""
+    """One layer of ModernBERT's encoder.
+
+    Each half of the layer also computes the norm with which the next half begins, because a fused
+    kernel computes the residual sum and the norm together.
+    """
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, number: int
@@ -124,11 +132,11 @@ class ModernLayer(nn.Module):
         keys: DropoutKeys | None,
         next_norm: nn.Module | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the next residual stream and its norm [R, D] from the current ones [T, D].
+        """Compute the next residual stream and its norm, both [R, D], from the current ones [T, D].
 
         The R rows are the layout's queries, and `keys` are their dropout keys. If `normed` is None,
-        the layer normalizes the stream itself. If `next_norm` is None, the layer returns None as
-        the norm, and its successor normalizes the stream.
+        the layer normalizes the residual stream itself. If `next_norm` is None, the layer returns
+        None instead of the norm, and the next layer normalizes the stream.
         """
         normed = self.attn_norm(residual) if normed is None else normed
         attention_site, feed_forward_site = (
@@ -147,12 +155,12 @@ class ModernLayer(nn.Module):
 
     @property
     def products(self) -> list[tuple[nn.Linear, ...]]:
-        """The layers that form each matrix product, in order."""
+        """The linear layers that form each matrix product, in the order of the products."""
         return [(self.attn.Wqkv,), (self.attn.Wo,), (self.mlp.Wi,), (self.mlp.Wo,)]
 
 
 class LayerLayouts:
-    """Builder of a batch's two attention layouts, one for local and one for global layers."""
+    """A callable that builds a batch's attention layouts for local and for global layers."""
 
     def __init__(self, config: ModelSection) -> None:
         self._reach = config.reach
@@ -163,7 +171,7 @@ class LayerLayouts:
     def __call__(
         self, batch: UnpaddedBatch, longest: int
     ) -> tuple[AttentionLayout, AttentionLayout]:
-        """Return the layouts of the local and of the global layers.
+        """Return the batch's layouts for local and for global layers, in this order.
 
         `longest` is the number of tokens of the longest possible sequence.
         """
@@ -175,7 +183,7 @@ class LayerLayouts:
 
 
 class ModernBody(nn.Module):
-    """Embeddings, layers and the final norm."""
+    """ModernBERT without its head: the embeddings, the layers and the final norm."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -190,7 +198,7 @@ class ModernBody(nn.Module):
     def forward(
         self, batch: UnpaddedBatch, keys: DropoutKeys | None, queries: Queries | None = None
     ) -> Tensor:
-        """Compute the final hidden states [T, D], or only those of the queries [R, D]."""
+        """Compute the final hidden states of all tokens [T, D], or of the queries only [R, D]."""
         local_layout, global_layout = self._layouts(batch, self.longest(batch))
         residual: Tensor = self.embeddings(batch, keys)
         normed = residual
@@ -205,12 +213,12 @@ class ModernBody(nn.Module):
         return normed
 
     def longest(self, batch: UnpaddedBatch) -> int:
-        """Return the token count of the longest possible sequence in batches of this shape."""
+        """Return how many tokens a sequence can have at most in batches of this shape."""
         return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
 class PredictionHead(nn.Module):
-    """Projection, GELU (erf) and norm in front of the decoder."""
+    """The projection, GELU (erf) and norm before the decoder."""
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -218,13 +226,16 @@ class PredictionHead(nn.Module):
         self.norm = _norm(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Transform hidden states [P, D] to [P, D]."""
+        """Apply the projection, GELU and norm to hidden states: [P, D] -> [P, D]."""
         transformed: Tensor = self.norm(F.gelu(self.dense(hidden)))
         return transformed
 
 
 class DecoderBias(nn.Module):
-    """The decoder's bias, its only parameter, because its matrix is the word embedding."""
+    """The decoder's bias.
+
+    It is the decoder's only parameter, because the decoder's matrix is the word embedding.
+    """
 
     def __init__(self, config: ModelSection) -> None:
         super().__init__()
@@ -232,7 +243,10 @@ class DecoderBias(nn.Module):
 
 
 class MaskedLmScores:
-    """Head and decoder with the interface of `PretrainingHeads`. `pooled` is not used."""
+    """ModernBERT's head and decoder, with the interface of `PretrainingHeads`.
+
+    Its methods ignore `pooled`, because ModernBERT does not predict next sentences.
+    """
 
     def __init__(
         self, head: PredictionHead, decoder: DecoderBias, config: ModelSection, blocks: Blocks
@@ -250,7 +264,10 @@ class MaskedLmScores:
     def loss_sums(
         self, masked: Tensor, pooled: Tensor | None, word_embeddings: Tensor, batch: UnpaddedBatch
     ) -> LossSums:
-        """Compute the same as `loss_sums` of the logits of these arguments."""
+        """Compute the summed losses directly, without returning the logits.
+
+        The result equals `layers.loss_sums` of the logits that these arguments give.
+        """
         factors = self._transform(masked), word_embeddings, self._decoder.bias
         return LossSums(self._blocks.masked_lm_loss(*factors, batch.labels), None)
 
@@ -258,8 +275,9 @@ class MaskedLmScores:
 def initial_std(name: str, config: ModelSection) -> float:
     """Return the standard deviation of a matrix's initial weights.
 
-    For matrices that write to the residual stream or to the decoder, it is divided by the square
-    root of the number of writes to the stream. Source: Megatron (arXiv 1909.08053, section 3).
+    It is config.initializer_range for most matrices. For matrices that write to the residual stream
+    or to the decoder, it is divided by the square root of the number of writes to the stream.
+    Source: Megatron (arXiv 1909.08053, section 3).
     """
     writes = 2 * config.num_layers
     return config.initializer_range / (math.sqrt(writes) if name.endswith(_OUTPUTS) else 1.0)

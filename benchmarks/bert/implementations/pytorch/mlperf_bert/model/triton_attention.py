@@ -2,10 +2,11 @@
 
 Shape letters: B sequences, T tokens, R queries, N heads, H head size.
 
-Softmax is computed over one block of keys after another. Only its logarithmic sum is kept, and the
-backward pass recomputes the probabilities (FlashAttention-2, arXiv 2307.08691). It has one kernel
-for the gradient of the queries and one for those of keys and values. Sums are float32, and a single
-program sums each gradient in a fixed order, so results are reproducible bit for bit.
+The kernels compute softmax over one block of keys after another. The forward pass saves only the
+logarithm of the sum of exponentials, and the backward pass recomputes the probabilities
+(FlashAttention-2, arXiv 2307.08691). The backward pass has one kernel for the gradient of the
+queries and one for those of keys and values. Sums are float32, and a single program sums each
+gradient in a fixed order, so results are reproducible bit for bit.
 
 A program computes a block of queries, or of keys, of one sequence and head. Its second program ID
 is its head, and its third is its sequence. Programs past a sequence's end return at once. A step
@@ -56,7 +57,10 @@ KEYS = 64  # keys per tile, whose keep bits are read together as two words
 
 
 class Saved(NamedTuple):
-    """Tensors saved by the forward pass. The heads and channels of a row are contiguous."""
+    """The tensors that attention's forward pass saves for the backward pass.
+
+    The heads and channels of a row are contiguous.
+    """
 
     q: Tensor  # [R, N, H], rotated like k
     k: Tensor  # [T, N, H]
@@ -72,10 +76,11 @@ class Saved(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Launch constants, which are the number of queries per tile of 64 keys and compiler options.
+    """The launch constants of a kernel: the number of queries per tile, and compiler options.
 
-    They are fixed instead of tuned at startup, because sums depend on them. This makes a run
-    reproducible bit for bit on any machine of the same kind and after a restart.
+    A tile has 64 keys. The constants are fixed instead of tuned at startup, because the order of
+    sums depends on them. Runs are therefore reproducible bit for bit on all machines of the same
+    kind, and after a restart.
     """
 
     queries: int
@@ -113,7 +118,7 @@ WINDOW_TILES = MappingProxyType(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """Compute attention as a policy of `model/attention.py`.
+    """Compute attention, with the signature of the policies in `model/attention.py`.
 
     The tensors are bf16, and H is 16, 32, 64 or 128. Rows after the last sequence are neither read
     nor written.
@@ -168,21 +173,24 @@ class _Attention(torch.autograd.Function):
 
 
 def _positions_of(layout: AttentionLayout) -> Tensor | None:
-    """Return the positions of the queries, or None if they are unneeded or equal the rows'."""
+    """Return the positions of the queries, int64 [R].
+
+    Returns None if no kernel needs them, or if they equal the row numbers within the sequence.
+    """
     if layout.queries is None or (layout.rotary is None and layout.reach is None):
         return None
     return layout.query_positions
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """Return `x` as [rows, N, H] with each row contiguous, and any stride between rows."""
+    """Return `x` [rows, N, H] with contiguous rows, which need not be adjacent in memory."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def _rotate(
     x: Tensor, bounds: Tensor, longest: int, positions: Tensor | None, rotary: Rotary
 ) -> Tensor:
-    """Rotate `x` [rows, N, H] sequence by sequence.
+    """Rotate each row of `x` [rows, N, H] by its position in its sequence.
 
     Rows after the last sequence are not written.
     """
@@ -206,7 +214,10 @@ def _launch(
     strides: tuple[int, ...],
     constants: Constants,
 ) -> None:
-    """Launch `blocks` programs per head and sequence. `strides` are the tensors' row strides."""
+    """Launch `blocks` programs of a kernel per head and sequence.
+
+    `strides` are the tensors' row strides.
+    """
     num_rows, num_heads, head_size = saved.q.shape
     program[(blocks, num_heads, len(saved.cu_queries) - 1)](
         *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, *constants),
@@ -222,14 +233,15 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v.
 
-    If every row has a query, all three are columns of one tensor, which is the layout that a
-    product with all three weights needs (`fused_blocks.py`). Otherwise only k's and v's are.
+    If every row has a query, all three gradients are columns of one tensor, because a product with
+    all three weights needs this layout (`fused_blocks.py`). Otherwise only the gradients of k and v
+    are columns of one tensor.
 
     Args:
         grad: gradient of the context, [R, N, H], each row contiguous.
         saved: tensors saved by the forward pass.
-        max_queries: upper limit on the queries of one sequence.
-        max_length: upper limit on the keys of one sequence.
+        max_queries: upper limit on the number of queries of one sequence.
+        max_length: upper limit on the number of keys of one sequence.
         constants: see Constants.
     """
     q, k, v = saved.q, saved.k, saved.v
@@ -321,7 +333,10 @@ def _attention_of_queries(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Compute the gradient of a block of queries, and dot each context with its gradient."""
+    """Compute the gradients of a block of queries.
+
+    Also compute each context's dot product with its gradient, which `_attention_of_keys` reads.
+    """
     q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:11]
     grad, statistics, grad_q = tensors[11:]
     q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides

@@ -1,8 +1,8 @@
-"""Cross-entropy on a GPU that reads the logits once in each of the forward and backward passes.
+"""Cross-entropy on a GPU that reads the logits once per forward pass and once per backward pass.
 
 The backward pass overwrites the logits with their gradient and sums its columns at the same time,
 so that the gradient of the preceding product's bias needs no separate pass. All computation is in
-float32, or in float64 for float64 logits, and only the gradient of the logits is rounded.
+float32, or in float64 for float64 logits. Only the gradient of the logits is rounded.
 
 Shape letters: P positions, V classes.
 """
@@ -39,8 +39,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         logits: [P, V], contiguous.
-        labels: int64 [P]. The loss of a row is zero if its label is IGNORED, whatever the row
-            contains, and NaN if its label is not a class.
+        labels: int64 [P]. If a row's label is IGNORED, its loss is zero, whatever the row contains.
+            If the label is not a class, the loss is NaN.
 
     Returns:
         Losses in nats [P], and statistics [2, P], which are the largest logit of each row and the
@@ -58,12 +58,12 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def cross_entropy_backward(
     gradient: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor, bias_dtype: torch.dtype
 ) -> Tensor:
-    """Overwrite the logits with their gradient, given the scalar gradient of the summed loss.
+    """Overwrite the logits with their gradient, and return the gradient's sum over the positions.
 
-    Rows of ignored labels become zero.
+    `gradient` is the scalar gradient of the summed loss. Rows whose label is IGNORED become zero.
 
     Returns:
-        Sum of the gradient over the positions, [V] in `bias_dtype`. It is rounded only at the end.
+        The sum, [V] in `bias_dtype`. It is rounded only at the end.
     """
     rows, columns = logits.shape
     column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)

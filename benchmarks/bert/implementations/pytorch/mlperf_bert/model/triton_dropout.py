@@ -1,8 +1,8 @@
 """Triton kernels for keep bits and dropout on a GPU, in which each lane calls Philox once.
 
-One call yields one byte of keep bits. The readable reference is `model/dropout_keys.py`. A step
-with these kernels can be captured, because the step number is read on the device and every result
-has a fixed shape. These kernels have not been run on a GPU yet.
+One call yields one byte of keep bits, for eight elements. The readable reference is
+`model/dropout_keys.py`. A step with these kernels can be captured, because the step number is read
+on the device and every result has a fixed shape. These kernels have not been run on a GPU yet.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,10 @@ def _kernel_of_site(function: Callable[..., None]) -> Any:
 
 
 def keep_bits(site: DropoutSite, channels: int) -> Tensor:
-    """Compute keep bits, uint8 [R, ceil(channels / 8)]. See `model.dropout.keep_bits`."""
+    """Compute which elements a dropout keeps, as bits, uint8 [R, ceil(channels / 8)].
+
+    See `model.dropout.keep_bits`.
+    """
     num_rows, num_bytes = len(site.keys.positions), triton.cdiv(channels, 8)
     bits = _empty_bits(site, num_rows, num_bytes)
     if bits.numel() > 0:
@@ -50,10 +53,10 @@ def attention_keep_bits(
     max_seqlen: int,
     cu_queries: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention's keep bits, uint8 [R, N, ceil(max_seqlen / 8)].
+    """Compute which attention probabilities a dropout keeps, uint8 [R, N, ceil(max_seqlen / 8)].
 
-    See `model.dropout.attention_keep_bits`. Bytes entirely past the end of a row's own sequence,
-    and rows that belong to no sequence, are not written.
+    See `model.dropout.attention_keep_bits`. Bytes entirely past the end of a row's own sequence are
+    not written. Rows that belong to no sequence are not written either.
     """
     num_rows, num_bytes = len(site.keys.positions), triton.cdiv(max_seqlen, 8)
     bits = _empty_bits(site, num_rows, num_heads, num_bytes)
@@ -69,7 +72,10 @@ def attention_keep_bits(
 
 
 def dropout(x: Tensor, site: DropoutSite) -> Tensor:
-    """Apply dropout as in `model.dropout.dropout`. The backward pass needs one bit per element."""
+    """Apply dropout to `x`, as `model.dropout.dropout` describes.
+
+    For the backward pass, only one bit per element is saved.
+    """
     dropped: Tensor = _Dropout.apply(x, site)  # type: ignore[no-untyped-call]
     return dropped
 
@@ -92,7 +98,10 @@ class _Dropout(torch.autograd.Function):
 
 
 def _apply(x: Tensor, bits: Tensor, site: DropoutSite, *, draw: bool) -> Tensor:
-    """Apply dropout to `x` by `bits`. If `draw` is set, compute the bits and write them first."""
+    """Apply dropout to `x` by the keep bits.
+
+    If `draw` is set, the kernel first computes the bits and writes them to `bits`.
+    """
     dropped = torch.empty_like(x)
     num_rows, num_bytes = bits.shape
     if x.numel() > 0:

@@ -2,10 +2,10 @@
 
 Shape letters: R rows, C columns.
 
-The computation is that of `fp8_cast.reference`. Programs combine their maxima with an atomic
-maximum, so the result does not depend on the order in which they run. Kernels that process tiles
-end with a call of `write_fp8`, whose arguments come from `tile_destination(...)`. Kernels that
-process rows call `to_fp8`.
+The results are those of `fp8_cast.reference`. Programs combine their maxima with an atomic maximum,
+so the result does not depend on the order in which they run. Kernels that process tiles end with a
+call of `write_fp8`, whose arguments come from `tile_destination(...)`. Kernels that process rows
+call `to_fp8`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,10 @@ TRANSPOSED_TILE = 128  # tile of the kernel that only transposes
 
 
 def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """Cast matrices to FP8 with one launch per part. See `fp8.cast`."""
+    """Join matrices along `dim` and cast the result to FP8, with one launch per matrix.
+
+    See `fp8.cast`.
+    """
     sizes = [part.shape[dim] for part in parts]
     shape = list(parts[0].shape)
     shape[dim] = sum(sizes)
@@ -43,7 +46,7 @@ def cast(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) 
 
 
 def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: bool) -> Fp8Matrix:
-    """Allocate a matrix [R, C] on the device of `like`, with its transpose if requested."""
+    """Allocate an FP8 matrix [R, C] on the device of `like`, and its transpose if requested."""
     num_rows, num_columns = shape
     rows = like.new_empty((num_rows, num_columns), dtype=target.dtype)
     if not transpose:
@@ -52,9 +55,10 @@ def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: 
 
 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
-    """Cast adjacent parts to FP8 and sum each column over the rows. See `fp8.cast_with_sums`.
+    """Join the columns of parts, cast the result to FP8, and sum each column over the rows.
 
-    This is one launch. Parts that are not adjacent columns of one tensor are concatenated first.
+    A single launch does this. Parts that are not adjacent columns of one tensor are concatenated
+    first. See `fp8.cast_with_sums`.
     """
     whole = side_by_side(tuple(parts))
     partials = empty_sums(whole, triton.cdiv(len(whole), TILE_ROWS), 1, whole.shape[1])
@@ -64,9 +68,10 @@ def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, 
 
 
 def cast_part(x: Tensor, result: Fp8Matrix, target: Target, partials: Tensor | None = None) -> None:
-    """Write `x` [R, C] to the views [R, C] of a matrix and [C, R or more] of its transpose.
+    """Cast `x` [R, C] to FP8 and write it to `result`, whose tensors may be views.
 
-    If `partials` is given, float32 [row tiles, 1, C], it receives the sums over each tile's rows.
+    These are a matrix [R, C], and its transpose [C, R or more] or None. If `partials` is given,
+    float32 [row tiles, 1, C], it receives the sums over each tile's rows.
     """
     if x.stride(1) != 1:
         x = x.contiguous()
@@ -79,7 +84,10 @@ def cast_part(x: Tensor, result: Fp8Matrix, target: Target, partials: Tensor | N
 
 
 def with_transpose(rows: Tensor, target: Target) -> Fp8Matrix:
-    """Add the transpose to a contiguous FP8 matrix [R, C] that another kernel has written."""
+    """Return a contiguous FP8 matrix [R, C] together with its transpose.
+
+    Another kernel has already written `rows`.
+    """
     num_rows, num_columns = rows.shape
     transposed = rows.new_empty((num_columns, padded(num_rows)))
     _transpose[(triton.cdiv(num_rows, TRANSPOSED_TILE), triton.cdiv(num_columns, TRANSPOSED_TILE))](
@@ -98,9 +106,9 @@ def tile_destination(matrix: Fp8Matrix, target: Target) -> tuple[Any, ...]:
 
 
 def row_destination(rows: Tensor | None, target: Target | None) -> tuple[Any, ...]:
-    """Return the arguments of a kernel that writes `rows` in FP8 without a transpose.
+    """Return the arguments for a kernel that writes rows in FP8 without a transpose.
 
-    If `target` is None, the kernel writes no FP8.
+    If `target` is None, the arguments make the kernel write no FP8.
     """
     if target is None:
         return (None, None, None), 0.0

@@ -1,8 +1,9 @@
-"""Kernels for the GELU (erf) of a sum, or as a gate, on a GPU, with results in 16 bits or FP8.
+"""Kernels on a GPU for GELU (erf) and gated GELU, with results in 16 bits or FP8.
 
-Only the product is kept, and the backward pass recomputes the GELU from it. In FP8 nothing is
-written in 16 bits, because the next operation is always an FP8 product. This moves 4 bytes per
-element in the forward pass and 6 in the backward pass, compared with 8 and 10 for a separate cast.
+The forward pass saves only the product, and the backward pass recomputes the GELU from it. In FP8
+nothing is written in 16 bits, because the next operation is always an FP8 product. A kernel then
+moves 4 bytes per element in the forward pass and 6 in the backward pass. With a separate cast, it
+would be 8 and 10 bytes.
 
 Shape letters: R rows, F feed-forward width.
 """
@@ -43,7 +44,7 @@ GATED_FP8_WARPS = 8  # more, because two values are kept for each element
 
 
 def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
-    """Compute GELU(product + bias) from contiguous [R, F] and [F] (arXiv 1606.08415)."""
+    """Compute GELU(product + bias) (arXiv 1606.08415): contiguous [R, F] and [F] -> [R, F]."""
     rows, columns = product.shape
     output = torch.empty_like(product)
     grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, BLOCK_COLUMNS))
@@ -54,7 +55,10 @@ def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of product [R, F] and bias [F] from the contiguous output's [R, F]."""
+    """Compute the gradients of the product [R, F] and of the bias [F] of `bias_gelu`.
+
+    `gradient` is that of the output, contiguous [R, F].
+    """
     rows, columns = product.shape
     column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
     programs = num_row_blocks(rows, BLOCK_ROWS, MOST_PROGRAMS // column_blocks)
@@ -68,7 +72,7 @@ def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple
 
 
 def bias_gelu_fp8(product: Tensor, bias: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """Compute GELU(product + bias) from contiguous [R, F] and [F], and cast it to FP8."""
+    """Compute GELU(product + bias) of contiguous [R, F] and [F], and return it in FP8."""
     result = empty_fp8(product, product.shape, target, transpose=transpose)
     _launch_fp8(None, product, bias, None, result, target)
     return result
@@ -77,10 +81,9 @@ def bias_gelu_fp8(product: Tensor, bias: Tensor, target: Target, *, transpose: b
 def bias_gelu_fp8_backward(
     gradient: Tensor, product: Tensor, bias: Tensor, target: Target
 ) -> tuple[Fp8Matrix, Tensor]:
-    """Compute the gradients of product [R, F] and bias [F], with the product's cast to FP8.
+    """Compute the gradients of the product [R, F], in FP8 with a transpose, and of the bias [F].
 
-    The product's gradient has a transpose. `gradient` is that of GELU(product + bias), contiguous
-    [R, F].
+    `gradient` is that of GELU(product + bias), contiguous [R, F].
     """
     rows, columns = product.shape
     result = empty_fp8(product, product.shape, target, transpose=True)
@@ -90,7 +93,7 @@ def bias_gelu_fp8_backward(
 
 
 def gated(product: Tensor) -> Tensor:
-    """Compute GELU(a) * b of a product [a, b]: contiguous [R, 2 F] -> [R, F].
+    """Compute GELU(a) * b from a product with the halves a and b: contiguous [R, 2 F] -> [R, F].
 
     This is GeGLU (arXiv 2002.05202).
     """
@@ -100,14 +103,17 @@ def gated(product: Tensor) -> Tensor:
 
 
 def gated_backward(gradient: Tensor, product: Tensor) -> Tensor:
-    """Compute the product's gradient [R, 2 F] from the contiguous gradient [R, F] of `gated`."""
+    """Compute the gradient of the product [R, 2 F] of `gated`.
+
+    `gradient` is that of the output, contiguous [R, F].
+    """
     grad_product = torch.empty_like(product)
     _launch_gated(gradient, product, grad_product)
     return grad_product
 
 
 def gated_fp8(product: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """Compute `gated` and cast it to FP8."""
+    """Compute the gated GELU of a product, as `gated` does, and return it [R, F] in FP8."""
     rows, columns = product.shape
     result = empty_fp8(product, (rows, columns // 2), target, transpose=transpose)
     _launch_gated_fp8(None, product, result, target)
@@ -115,7 +121,7 @@ def gated_fp8(product: Tensor, target: Target, *, transpose: bool) -> Fp8Matrix:
 
 
 def gated_fp8_backward(gradient: Tensor, product: Tensor, target: Target) -> Fp8Matrix:
-    """Compute `gated_backward` and cast it to FP8, with a transpose."""
+    """Compute the product's gradient as `gated_backward` does, in FP8 with a transpose."""
     result = empty_fp8(product, product.shape, target, transpose=True)
     _launch_gated_fp8(gradient, product, result, target)
     return result

@@ -4,13 +4,13 @@
 sum of three embeddings, LayerNorm and dropout, and also supports a single table without biases.
 Their backward passes recompute the input of the LayerNorm from its parts. Saving that input would
 move as many bytes, because one write and one read would replace the second reads of product and
-residual. It would also round the input to 16 bits. The memory is the same either way, because the
+residual. It would also round the input to 16 bits. Both ways need the same memory, because the
 product is saved instead. Statistics are float32, or float64 for float64 tensors.
 
 `sum_norm` is the pre-norm counterpart of `residual_norm`, without biases. Its sum is a result too,
-so the backward pass reads that sum, and the product is not kept.
+so the backward pass reads that sum, and the product is not saved.
 
-Shape letters: R rows, T tokens, D hidden.
+Shape letters: R rows, T tokens, D hidden size.
 """
 
 from collections.abc import Sequence
@@ -61,13 +61,14 @@ def residual_norm(
         weight: [D], weight of the LayerNorm.
         norm_bias: [D], bias of the LayerNorm.
         epsilon: added to the variance.
-        keep: uint8 [R, ceil(D / 8)], see `keep_bits`. None drops nothing.
+        keep: uint8 [R, ceil(D / 8)], the result of `keep_bits`. If it is None, nothing is dropped.
         scale: factor of kept elements.
-        target: target of an additional FP8 result, or None.
+        target: dtype and unit of an additional result in FP8, or None.
 
     Returns:
         The result [R, D] in the dtype that product and residual promote to, statistics [2, R] (mean
-        and inverse of the standard deviation), and the result in FP8 [R, D] if there is a target.
+        and inverse of the standard deviation), and the result in FP8 [R, D], or None without a
+        target.
     """
     rows, size = product.shape
     groups = num_groups(size)
@@ -97,7 +98,7 @@ def residual_norm_backward(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Compute the gradients of `residual_norm`, given its arguments and statistics.
 
-    `gradients` contains one or two contiguous [R, D], whose sum is the output's gradient.
+    `gradients` contains one or two contiguous tensors [R, D], whose sum is the output's gradient.
 
     Returns:
         Gradients of product and residual [R, D], and those of bias, weight and norm_bias [D]. The
@@ -123,11 +124,11 @@ def sum_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Compute residual + dropout(product), its LayerNorm without bias, and the statistics.
 
-    Arguments are those of `residual_norm`. The LayerNorm is computed from the rounded sum.
+    The arguments are those of `residual_norm`. The LayerNorm is computed from the rounded sum.
 
     Returns:
         Sum and LayerNorm [R, D] in the residual's dtype, statistics [2, R] (mean and inverse of the
-        standard deviation), and the LayerNorm in FP8 [R, D] if there is a target.
+        standard deviation), and the LayerNorm in FP8 [R, D], or None without a target.
     """
     rows, size = product.shape
     groups = num_groups(size)
@@ -154,10 +155,10 @@ def sum_norm_backward(
     product_dtype: torch.dtype,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of `sum_norm`, given its sum `total`, arguments and statistics.
+    """Compute the gradients of `sum_norm`, given its arguments, its sum `total` and its statistics.
 
-    `gradients` contains those of the sum (None means zero) and of the LayerNorm, as contiguous
-    [R, D].
+    `gradients` contains the gradients of the sum (None means zero) and of the LayerNorm, each
+    contiguous [R, D].
 
     Returns:
         Gradients of product and residual as in `residual_norm_backward`, and of weight [D].
@@ -177,7 +178,11 @@ def _backward(
     scale: float,
     target: Target | None,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Launch `_norm_backward`. `dtypes` are the dtypes of the kernel's sums over rows."""
+    """Launch the kernel `_norm_backward`, and return gradients as `residual_norm_backward` does.
+
+    `inputs` are the kernel's inputs. `dtypes` are the dtypes of the gradients that it sums over
+    rows.
+    """
     residual, statistics, keep = inputs[5], inputs[7], inputs[8]
     assert residual is not None and statistics is not None
     rows, size = residual.shape
@@ -207,14 +212,15 @@ def embedding_norm(
     keep: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute dropout(LayerNorm(sum of three embeddings)) of T tokens, and the statistics.
+    """Compute dropout(LayerNorm(sum of three embeddings)) of T tokens, and its statistics.
 
-    Either all of token types, positions and `norm_bias` are given, or none of them.
+    The token types, the positions and `norm_bias` are either all given or all missing (None).
 
     Args:
         ids: int64 [T] each.
         tables: [any, D] each, contiguous, all of the same dtype.
-        weight: this and all other arguments are as in `residual_norm`, but with T rows.
+        weight: [D], weight of the LayerNorm. The arguments after it are those of `residual_norm`,
+            with T instead of R rows.
 
     Returns:
         The result [T, D] in the dtype of the tables, and statistics [2, T] (mean and inverse of the
@@ -243,13 +249,16 @@ def embedding_norm_backward(
 ) -> tuple[Three, tuple[Tensor, ...]]:
     """Compute the gradients of `embedding_norm`, given its arguments and statistics.
 
-    All sums have a fixed order, and nothing waits for the device. torch sums the gradients of words
-    and positions by sorting. The gradients of token types are summed together with those of the
-    LayerNorm's parameters, because there are few types and each has a large share of the tokens.
+    All sums have a fixed order, and the host does not wait for the device. torch sums the gradients
+    of words and positions by sorting. One kernel sums the gradients of token types together with
+    those of the LayerNorm's parameters, because there are few types and each has a large share of
+    the tokens.
 
-    The output's `gradient` [T, D] is contiguous. Returns the gradients of the tables, with None for
-    missing tables, and a tuple of the gradients of weight and norm_bias [D]. The tuple has no
-    norm_bias if tables are missing.
+    The output's `gradient` [T, D] is contiguous.
+
+    Returns:
+        The gradients of the tables, with None for missing tables, and a tuple of the gradients of
+        weight and norm_bias [D]. The tuple does not contain norm_bias if tables are missing.
     """
     words, types, positions = tables
     rows, size, num_types = len(ids[0]), words.shape[1], 0 if types is None else len(types)

@@ -1,14 +1,14 @@
 """Shared parts of Triton kernels, first those of the fused blocks, then those of attention.
 
-In the kernels of blocks, a row of channels is a [groups, 8] tensor, so that each group has one byte
-of keep bits. Rows are summed in a fixed order.
+In the kernels of the fused blocks, a row of channels is a [groups, 8] tensor, so that each group
+has one byte of keep bits. Rows are summed in a fixed order.
 
 The parts for attention handle tiles of a sequence's rows, rotations, windows and keep bits. The
 shape letters are R queries, N heads, H head size. A span describes the rows of a program's sequence
 by the number of the first row and their count. An offset counts rows from the first row of a span.
 A program's second program ID is its head, and its third is its sequence. The argument `turns`
-describes the rotation of rows by their positions (None if they equal the offsets) and the tables of
-cosines and sines (None if rows are not rotated).
+describes the rotation of rows. It contains the rows' positions (None if they equal the offsets) and
+the tables of cosines and sines (None if rows are not rotated).
 """
 
 from collections.abc import Callable
@@ -35,33 +35,36 @@ SEARCHED: tl.constexpr = tl.constexpr(1024)  # positions of queries that are sea
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Declare a Triton kernel, or a function that kernels call.
+    """Declare a function as a Triton kernel, or as a function that kernels call.
 
     Machine code is not specialized for the number of rows, so that batches of any size run the code
-    that was compiled for the first one.
+    that was compiled for the first batch.
     """
     return triton.jit(function, do_not_specialize=("rows", "num_rows"))
 
 
 def computed_in(*tensors: Tensor) -> Any:
-    """Return Triton's float64 if one of the tensors is float64, and float32 otherwise."""
+    """Return the dtype in which kernels compute, as Triton's constant.
+
+    It is float64 if any of the tensors is float64, and float32 otherwise.
+    """
     return tl.float64 if any(each.dtype == torch.float64 for each in tensors) else tl.float32
 
 
 def empty_sums(like: Tensor, *shape: int) -> Tensor:
-    """Allocate sums on the device of `like`, as float64 if `like` is float64, otherwise float32."""
+    """Allocate a tensor for sums, in float64 if `like` is float64, and in float32 otherwise."""
     precise = torch.promote_types(like.dtype, torch.float32)
     return torch.empty(shape, dtype=precise, device=like.device)
 
 
 def num_groups(channels: int) -> int:
-    """Return how many groups of eight `channels` fill, rounded up to a power of two."""
+    """Return the number of groups of eight for `channels`, rounded up to a power of two."""
     groups: int = triton.next_power_of_2(triton.cdiv(channels, 8))
     return groups
 
 
 def num_warps(groups: int) -> int:
-    """Return the number of warps for a program that processes one row.
+    """Return the number of warps for a program that processes a row of 8 * `groups` channels.
 
     Each thread has eight channels, which are 16 bytes in bf16.
     """
@@ -69,7 +72,7 @@ def num_warps(groups: int) -> int:
 
 
 def num_programs(rows: int) -> int:
-    """Return the number of programs that share the rows of a sum.
+    """Return the number of programs among which a sum over rows is split.
 
     It is at most MOST_PROGRAMS on every GPU, so that the order of the sums does not depend on the
     GPU. Each program has at least four rows, because with fewer it would write more than it reads.
@@ -78,7 +81,7 @@ def num_programs(rows: int) -> int:
 
 
 def num_row_blocks(rows: int, block_rows: int, most: int) -> int:
-    """Return the number of programs that share blocks of rows.
+    """Return the number of programs among which blocks of `block_rows` rows are split.
 
     It is at most `most`, and each program has four blocks or more.
     """
@@ -86,9 +89,10 @@ def num_row_blocks(rows: int, block_rows: int, most: int) -> int:
 
 
 def sum_programs(partials: Tensor, dtypes: tuple[torch.dtype, ...]) -> tuple[Tensor, ...]:
-    """Sum [programs, K, C] over dimension 0, and return K tensors [C], each in its own dtype.
+    """Sum the programs' partial sums [programs, K, C] over the programs.
 
-    The order of the sum is fixed, so the result is reproducible bit for bit.
+    Returns K tensors [C], each in its own dtype. The order of the sum is fixed, so the result is
+    reproducible bit for bit.
     """
     programs, count, channels = partials.shape
     widest = reduce(torch.promote_types, dtypes)
@@ -131,7 +135,7 @@ def drop(
     scale: tl.constexpr,
     groups: tl.constexpr,
 ) -> Any:
-    """Apply dropout to a row's `values` [groups, 8] by the row's keep bits, and scale the rest."""
+    """Apply dropout to a row's `values` [groups, 8] by its keep bits, and scale the kept values."""
     num_bytes: tl.constexpr = (size + 7) // 8
     group = tl.arange(0, groups)
     kept = tl.load(keep + row * num_bytes + group, mask=group < num_bytes, other=0)
@@ -262,7 +266,10 @@ def _turns(
 
 @kernel
 def positions_of(positions: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr) -> Any:
-    """Return positions int32 [size] of a tile at the offset `first`, and its first and last one."""
+    """Return the positions int32 [size] of a tile at the offset `first` of a span.
+
+    Also return the first and the last of these positions.
+    """
     offset = tl.arange(0, size)
     last = tl.minimum(first + size, rows[1]) - 1
     if positions is None:
@@ -349,8 +356,8 @@ def load_pairs(
 ) -> Any:
     """Load two adjacent values per row at the offset `first` of a span, as two vectors [size].
 
-    One load reads both, because in Triton 3.6 a vector shorter than a program's threads makes every
-    thread copy what it needs, which is sixteen times as much.
+    A single load reads both values. In Triton 3.6, if a vector is shorter than a program's number
+    of threads, every thread copies what it needs, which is sixteen times as much.
     """
     offset = tl.arange(0, size)
     at = (offset * stride)[:, None] + tl.arange(0, 2)[None, :]
