@@ -3,10 +3,10 @@
     python tools/docs_tables.py [--check] [--root DIR]
 
 A generated table is between the lines `<!-- made by: COMMAND -->` and `<!-- end -->`. COMMAND
-prints the table. It runs in the root of the repository, without a shell, and with the `python` and
-`mlperf_bert` of this interpreter and that repository. After all commands have run, the script
-replaces the files whose tables have changed. With --check it writes nothing. Instead, it prints one
-line per difference, and its exit status is 1 if there are any.
+prints the table. The script runs it without a shell, in the root of the repository. In COMMAND,
+`python` is this interpreter, and `mlperf_bert` is the program of that repository. After all
+commands have run, the script rewrites the files whose tables have changed. With --check it writes
+no files. Instead, it prints one line per difference, and exits with status 1 if there are any.
 """
 
 import argparse
@@ -33,9 +33,9 @@ END = "<!-- end -->"
 
 
 def main() -> int:
-    """Update the tables.
+    """Update the tables in all documents, or check them with --check.
 
-    Returns 1 if --check found a difference, and 2 if a document or a command has an error.
+    Returns 0, or 1 if --check found a difference, or 2 if a document or a command has an error.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,9 +68,10 @@ def main() -> int:
 
 
 def with_new_tables(path: Path, root: Path) -> tuple[str, list[str]]:
-    """Return a document with new tables, and `line: command` for each table that differs.
+    """Return the text of a document with new tables, and one line for each table that changed.
 
-    Raises DataError for a missing end of a table, and for a command that fails.
+    Such a line is `line number: command`. Raises DataError if a table has no end, or if a command
+    fails.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     updated, different, position = [], [], 0
@@ -97,7 +98,10 @@ def with_new_tables(path: Path, root: Path) -> tuple[str, list[str]]:
 
 @cache
 def run(command: str, root: Path) -> tuple[str, str]:
-    """Run a command in `root`. Returns its output, and what went wrong or "" if nothing did."""
+    """Run the command of a table in `root`, and return its output.
+
+    Also returns a description of the problem if the command failed, otherwise "".
+    """
     own = {"python": [sys.executable], "mlperf_bert": [sys.executable, "-P", "-m", "mlperf_bert"]}
     settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     settings["PYTHONPATH"] = ":".join(str(root / package) for package in PACKAGES)

@@ -4,9 +4,10 @@
 
 Without a name, the script draws every picture.
 
-- policy_<name>.png shows 16 sequences of the published lengths on two nodes of two ranks, assigned
-  by the functions that training uses. Policies that produce the same batches share a picture.
-- learning_curve.png shows the ten runs in results/cpu_2core_pytorch.
+- policy_<name>.png shows how a policy assigns 16 sequences of published lengths to two nodes with
+  two ranks each. The functions that training uses make the assignment. Policies that produce the
+  same batches share a picture.
+- learning_curve.png shows the accuracy of the ten runs in results/cpu_2core_pytorch.
 - speed.png compares our training step with the fastest padded baseline of `transformers`, from the
   records of `bench transformers`.
 - architecture.png shows the folders of the submission in the order of its import contract.
@@ -77,7 +78,7 @@ POLICIES = {
 
 
 def policies() -> None:
-    """Write one picture for each policy."""
+    """Write one picture for each way in which policies assign sequences to ranks."""
     lengths = wikipedia_lengths().draw_evenly(RANKS * LOCAL_BATCH_SIZE, SEED)
     for name, (title, balance) in POLICIES.items():
         picture = draw_policy(lengths, title, balance)
@@ -85,9 +86,10 @@ def policies() -> None:
 
 
 def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
-    """Draw the sequences of each rank as a stacked bar, and the mean of the ranks as a dashed line.
+    """Draw how a policy assigns sequences to ranks, and return the picture as PNG.
 
-    Returns the picture as PNG.
+    Each rank is a stacked bar of its sequences' `lengths`. A dashed line shows the mean of the
+    bars.
     """
     assignment = balance(lengths.astype(np.float64).reshape(RANKS, 1, LOCAL_BATCH_SIZE))
     rank_lengths = np.split(lengths[assignment.indices], np.cumsum(assignment.counts)[:-1])
@@ -113,7 +115,7 @@ def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
 
 
 def learning_curve() -> None:
-    """Draw held-out accuracy over samples for every run of the committed results."""
+    """Draw the held-out accuracy over the samples trained, for every committed run."""
     figure = new_figure(6.4, 3.4)
     axes = figure.subplots()
     target = 0.0
@@ -145,7 +147,10 @@ def learning_curve() -> None:
 
 
 def speed() -> None:
-    """Draw our sequences per second divided by those of the fastest padded baseline, by model."""
+    """Draw the speed of our training step, compared with that of `transformers`.
+
+    Each bar is the ratio of our sequences per second to those of the fastest padded baseline.
+    """
     bars = []
     for model, directory in SPEED_RECORDS.items():
         for path in directory.glob("*.json"):
@@ -177,7 +182,10 @@ def speed() -> None:
 
 
 def architecture() -> None:
-    """Draw the layers of the import contract in pyproject.toml, the importing ones on top."""
+    """Draw the layers of the import contract in pyproject.toml.
+
+    A layer may import the layers below it.
+    """
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
     (layers,) = (each["layers"] for each in contracts["contracts"] if each["type"] == "layers")
     figure = new_figure(6.4, 6.2)

@@ -1,11 +1,12 @@
-"""Compile every Triton kernel of a BERT-large step, and print statistics of its machine code.
+"""Compile every Triton kernel of a BERT-large step, and print statistics of their machine code.
 
     python tools/kernel_table.py [--capability 90] [--only REGEX] [--keep DIR]
 
-No GPU is needed. The output is JSON with one object per kernel: registers per thread, bytes of
-stack, spilled loads and stores, bytes of shared memory, programs per multiprocessor, matrix
-instructions, stores of 1 and of 16 bytes, and instructions per element.
-`tests/unit/model/test_kernel_gate.py` checks them against bounds.
+No GPU is needed. The output is a JSON list with one object per kernel. It states, for example, the
+registers per thread, the bytes of stack and of shared memory, the loads and stores of spilled
+registers, and the programs per multiprocessor. It also counts matrix instructions, stores of 1 and
+of 16 bytes, and instructions per element. `tests/unit/model/test_kernel_gate.py` checks these
+values against bounds.
 """
 
 import argparse
@@ -84,9 +85,10 @@ Launch = Callable[[], object]
 
 
 def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **options: Any) -> Any:
-    """Compile a kernel with the alignment that its arguments would have at a launch.
+    """Compile a kernel as a launch with these arguments would, and return the compiled kernel.
 
-    This replaces `JITFunction.run`. Returns Triton's compiled kernel.
+    In particular, the compiler assumes the alignment of these arguments. This function replaces
+    Triton's `JITFunction.run`, but does not run the kernel.
     """
     constants: dict[tuple[int, ...], Any] = {}
     aligned: dict[tuple[int, ...], Any] = {}
@@ -119,7 +121,10 @@ def compile_instead(kernel: Any, *arguments: Any, capability: int = 90, **option
 
 @contextmanager
 def compiling(case: str, capability: int, keep: Path) -> Iterator[list[dict[str, Any]]]:
-    """Return a context in which a launch compiles the kernel and records it, without running it."""
+    """Return a context manager in which kernel launches only compile and record the kernel.
+
+    Its value is a list, to which each launch appends the kernel's statistics from `inspect`.
+    """
     found: list[dict[str, Any]] = []
     original = JITFunction.run
 
@@ -135,13 +140,14 @@ def compiling(case: str, capability: int, keep: Path) -> Iterator[list[dict[str,
 
 
 def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]:
-    """Return statistics of a kernel's machine code, and write it with its sources to `keep`.
+    """Return statistics of a kernel's machine code, and write the code to the directory `keep`.
 
-    `programs` is how many programs run on a multiprocessor at the same time. `loop` is the number
-    of instructions of the longest loop, 0 if there is none. `per_element` is the number of
-    instructions of a thread per element. If `ELEMENTS` has the elements of one iteration, these are
-    the instructions of the loop. Otherwise they are those outside the loop, which then handles
-    values that are not finite and hardly ever runs.
+    In the result, `programs` is the number of programs that a multiprocessor runs at the same time.
+    `loop` is the number of instructions in the longest loop, or 0 if there is no loop.
+    `per_element` is the number of thread instructions per element. If `ELEMENTS` states the
+    elements of one iteration, `per_element` counts only the instructions of the loop. Otherwise it
+    counts only those outside the loop, because the loop handles values that are not finite and
+    hardly ever runs.
     """
     path = keep / f"{done.metadata.name}-{done.hash[:8]}"
     for kind in ("ttgir", "ptx"):
@@ -186,7 +192,7 @@ def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]
 
 
 def _run(program: str, *arguments: object) -> str:
-    """Run one of the CUDA programs that Triton contains, and return its output."""
+    """Run one of the CUDA programs that are included in Triton, and return its output."""
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / program
     return subprocess.run(
         [path, *map(str, arguments)], check=True, capture_output=True, text=True
@@ -194,7 +200,10 @@ def _run(program: str, *arguments: object) -> str:
 
 
 def _instructions(sass: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and operands of each instruction, without the padding at the end."""
+    """Yield the name and the operands of each instruction of a disassembled kernel.
+
+    NOP instructions are left out, because they only pad the code.
+    """
     for line in sass.splitlines():
         found = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*)", line)
         if found and found[1] != "NOP":
@@ -202,7 +211,10 @@ def _instructions(sass: str) -> Iterator[tuple[str, str]]:
 
 
 def _longest_loop(sass: str) -> int:
-    """Return the largest number of instructions from a label to a branch back to it."""
+    """Return the number of instructions in the longest loop of a disassembled kernel, or 0.
+
+    A loop extends from a label to a branch back to that label.
+    """
     starts: dict[str, int] = {}
     longest = count = 0
     for line in sass.splitlines():
@@ -219,7 +231,10 @@ def _longest_loop(sass: str) -> int:
 
 
 def cases() -> dict[str, Launch]:
-    """Return functions that launch the kernels of a step, by part of the step."""
+    """Return functions that launch the kernels of a training step.
+
+    Each function launches the kernels of one part of the step, which is its key.
+    """
     from mlperf_bert.model import (
         triton_attention,
         triton_cross_entropy,
@@ -350,7 +365,10 @@ def cases() -> dict[str, Launch]:
 
 
 def optimizer() -> None:
-    """Update a short shard, which is enough because blocks are independent."""
+    """Launch the kernels of the optimizer on a short shard.
+
+    A short shard is sufficient, because the kernels process blocks independently.
+    """
     from mlperf_bert.distributed.bucket_plan import BLOCK
     from mlperf_bert.optim import triton_kernels
     from mlperf_bert.optim.flat_optimizer import Constants, FlatShard, StepScalars
@@ -374,7 +392,7 @@ def optimizer() -> None:
 
 
 def main() -> None:
-    """Compile the kernels and print their statistics."""
+    """Compile the kernels, and print their statistics as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--capability",

@@ -1,4 +1,4 @@
-"""Select the locked requirements of an installation, or write the lock from what uv compiled.
+"""Select the locked requirements of an installation, or write the lock from uv's output.
 
     python3 tools/lock.py select OUT [--extra NAME]... [--lacking] [--torch BUILD]
     python3 tools/lock.py split FILE      writes requirements/ (`make lock`)
@@ -6,10 +6,10 @@
 `hashed.txt` has each package's version and the digests of its files, for every Python and system.
 `pinned.txt` has only the versions of torch, Triton and CUDA's libraries, because package indexes
 offer their own builds of them. `select` writes both files into OUT, with the requirements of
-pyproject.toml and of the given extras. From `pinned.txt` it selects only the packages that these
-name, because a CPU build of torch needs none of the others. `--torch cpu` asks for that build of
-torch by name. This script runs before anything is installed, so it imports only the standard
-library.
+pyproject.toml and of the given extras. From `pinned.txt` it selects only packages that those
+requirements name, because a CPU build of torch needs none of the other packages. `--torch cpu`
+selects the CPU build of torch. This script runs before anything is installed, so it imports only
+the standard library.
 """
 
 import argparse
@@ -28,14 +28,17 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def canonical(requirement: str) -> str:
-    """Return the package name at the start of a requirement, normalized as on a package index."""
+    """Return the package name at the start of a requirement.
+
+    The name is normalized as on a package index.
+    """
     found = _NAME.match(requirement)
     assert found is not None, requirement
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
 def read(text: str) -> dict[str, list[str]]:
-    """Group a requirements file by package name.
+    """Return the lines of a requirements file, grouped by package name.
 
     The lines of a package are its requirement, its digests, and comments that name the packages
     that need it.
@@ -51,7 +54,10 @@ def read(text: str) -> dict[str, list[str]]:
 
 
 def roots(project: dict[str, Any], requirements: Iterable[str]) -> list[str]:
-    """Return the package names of requirements, with the project's own extras expanded."""
+    """Return the names of the packages that are required directly.
+
+    A requirement of this project's own extras is replaced by the requirements of these extras.
+    """
     found = []
     for requirement in requirements:
         if canonical(requirement) != canonical(project["name"]):
@@ -65,17 +71,17 @@ def roots(project: dict[str, Any], requirements: Iterable[str]) -> list[str]:
 def select(
     lock: Path, pyproject: Path, extras: Collection[str], present: set[str]
 ) -> dict[str, str]:
-    """Return the text of both files for one installation.
+    """Return the contents of `hashed.txt` and `pinned.txt` for one installation.
 
     Args:
-        lock: the directory of the lock.
+        lock: the directory with both files of the lock.
         pyproject: the file with the requirements.
-        extras: names of its optional groups to include.
-        present: packages to leave as installed, together with all that they need. Packages that
-            build the project are selected in any case.
+        extras: names of the project's extras to include.
+        present: names of installed packages. Neither they nor packages that only they need are
+            selected. Packages that build the project are selected in any case.
 
     Raises:
-        ValueError: a package is missing in the lock, or an extra in pyproject.toml.
+        ValueError: the lock lacks a package, or pyproject.toml lacks an extra.
     """
     tables = tomllib.loads(pyproject.read_text("utf-8"))
     project = tables["project"]
@@ -102,7 +108,7 @@ def select(
 
 
 def split(text: str) -> dict[str, str]:
-    """Return the text of both files of the lock, from the single file that uv wrote."""
+    """Return the contents of both files of the lock, from the single file that uv wrote."""
     blocks = read(text)
     pinned = {name for name, lines in blocks.items() if OTHER_BUILDS.match(lines[0])}
     without = {
@@ -113,7 +119,7 @@ def split(text: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the command line. After a mistake, print one line and exit with status 2."""
+    """Run the command. After a user's mistake, print one line and exit with status 2."""
     parser = argparse.ArgumentParser(description="Select lines of the lock, or rewrite the lock.")
     commands = parser.add_subparsers(dest="command", required=True)
     selecting = commands.add_parser("select", help="write the requirements of an installation")
@@ -146,7 +152,10 @@ def main() -> None:
 def _with_all_needed(
     names: set[str], needed_by: dict[str, set[str]], present: set[str]
 ) -> list[str]:
-    """Return `names` and, recursively, the packages that they need and that are not present."""
+    """Return `names` and all packages that they need, directly or indirectly.
+
+    Packages in `present` are not added. `needed_by` maps a package to those that need it.
+    """
     wanted = list(names)
     for name in wanted:
         wanted += [
@@ -158,7 +167,10 @@ def _with_all_needed(
 
 
 def _dependents(lines: list[str]) -> set[str]:
-    """Return the packages that need a package, which uv names in the comments below it."""
+    """Return the names of the packages that need a package.
+
+    uv names them in the comments among the package's `lines`.
+    """
     comments = (re.fullmatch(r"\s+#\s+(?:via\s*)?(\S*).*", line) for line in lines)
     return {canonical(each[1]) for each in comments if each is not None and each[1]}
 

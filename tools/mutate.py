@@ -6,16 +6,16 @@ A fault is one small change of one expression or statement: a comparison, a sum,
 a condition, or a removed call. Faults are drawn at random. The default seed is the first eight hex
 digits of the committed tree, so that nobody can choose it.
 
-Each fault is planted in a copy of the tree. The tests of its folder run first, then the other tests
-for a few minutes, in the order of how directly they import the changed file. A test finds the fault
-if it fails, passes without the fault, and fails again with it. A fault without any visible effect
-counts as survived, and so does one for which the time runs out.
+The command plants each fault in a copy of the tree. It first runs the tests of the changed file's
+folder. Then it runs the other tests for a few minutes, beginning with those that import the file
+most directly. A test finds the fault if it fails, passes without the fault, and fails again with
+it. A fault survives if no test finds it within the time limit, even if it has no visible effect.
 
-Before the first fault, one test file runs on the unchanged copy. If it does not pass, or if pytest
-itself cannot run, the command stops with an error, because otherwise every fault would survive.
+Before the first fault, the command runs one test file on the unchanged copy. If it does not pass,
+or if pytest cannot run, the command stops with an error, because the results would be meaningless.
 
-The journal has one line per fault, so that a stopped run can be resumed. The last line printed is
-the percentage of faults that were found.
+The journal records each fault in one line, so that a stopped run can be resumed. The last line
+printed is the percentage of faults that were found.
 """
 
 import argparse
@@ -77,16 +77,16 @@ Outcome = Literal["passed", "failed", "out of time"]
 
 
 class Stopped(Exception):  # noqa: N818, not an error
-    """The run was asked to stop."""
+    """Raised in a worker because the run was asked to stop."""
 
 
 class HarnessError(Exception):
-    """The tests cannot run on the unchanged tree, so they would find no fault."""
+    """Raised if the tests cannot run on the unchanged tree, so that no result would be valid."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One change of one file: the bytes `start` to `end` become `after`."""
+    """One change of one file, which replaces the bytes from `start` to `end` with `after`."""
 
     path: str  # relative to the root of the tree
     line: int
@@ -98,7 +98,7 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """Identifier of the fault in the journal."""
+        """Text that identifies the fault in the journal."""
         return f"{self.path}:{self.start}:{self.end}:{self.kind}"
 
 
@@ -106,7 +106,7 @@ class Fault:
 
 
 def faults_of(path: str, source: bytes) -> list[Fault]:
-    """List every fault that can be planted in the functions of a file, in the order of its text."""
+    """List every fault that can be planted in the functions of a file, in source order."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -126,7 +126,7 @@ Change = tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]
 
 
 def _changes(node: ast.AST, *, in_function: bool) -> Iterator[Change]:
-    """Yield the kind, node and changed node of each fault below `node`."""
+    """Yield the kind, the node to replace, and the replacement of each fault below `node`."""
     in_function |= isinstance(node, ast.FunctionDef)
     for field, value in ast.iter_fields(node):
         if field in NOT_MUTATED:
@@ -141,7 +141,7 @@ def _changes(node: ast.AST, *, in_function: bool) -> Iterator[Change]:
 
 
 def _changes_here(node: ast.AST) -> Iterator[Change]:
-    """Yield the faults that change `node` itself."""
+    """Yield the faults that change the syntax node `node` itself."""
     changed = copy.deepcopy(node)
     match changed:
         case ast.Compare(ops=[first, *_]) if type(first) in COMPARISONS:
@@ -171,7 +171,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def draw(root: Path, count: int, seed: str) -> list[Fault]:
-    """Draw `count` faults of the program below `root`, each with the same probability."""
+    """Draw `count` faults of the program below `root`, uniformly and without replacement."""
     paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
     found = [
         fault
@@ -185,10 +185,10 @@ def draw(root: Path, count: int, seed: str) -> list[Fault]:
 
 
 def tests_of(path: str, root: Path) -> tuple[list[str], list[str]]:
-    """List the test files for the folder of the program's file `path`, and all other test files.
+    """List the test files of the folder that contains `path`, and all other test files.
 
-    Both lists begin with the tests that import the file most directly. Tests that do not import it,
-    because they run commands, come last.
+    `path` is a file of the program. Both lists begin with the tests that import it most directly.
+    Tests that do not import it come last, for example because they run commands.
     """
     package = next(package for package in PACKAGES if path.startswith(package))
     below = Path(path).relative_to(package)
@@ -203,7 +203,7 @@ def tests_of(path: str, root: Path) -> tuple[list[str], list[str]]:
 
 
 def _steps_to(module: str, root: Path) -> dict[str, int]:
-    """Count how many imports lead from each module of the program and the tests to `module`."""
+    """Map each module to the length of its shortest chain of imports that leads to `module`."""
     importers: dict[str, set[str]] = {}
     for folder in (*PACKAGES, "tests"):
         for path in (root / folder).rglob("*.py"):
@@ -226,7 +226,7 @@ def _steps_to(module: str, root: Path) -> dict[str, int]:
 
 
 def _module_name(path: str) -> str:
-    """Return the name by which a file is imported, which for a test is its file name."""
+    """Return the name by which a file is imported. For a test, this is its file name."""
     parts = list(Path(path).with_suffix("").parts)
     for package in PACKAGES:
         if path.startswith(package):
@@ -237,7 +237,7 @@ def _module_name(path: str) -> str:
 
 
 class Copy:
-    """A copy of a commit, in which faults are planted and tests run."""
+    """A copy of a commit, in which a worker plants faults and runs tests."""
 
     def __init__(self, root: Path, commit: str, directory: Path) -> None:
         """Check out `commit` of the repository `root` into a new `directory`."""
@@ -253,7 +253,7 @@ class Copy:
         self._running: tuple[subprocess.Popen[bytes], Path] | None = None
 
     def check(self) -> None:
-        """Run the shortest test file without a fault. Raises HarnessError if it does not pass."""
+        """Run the shortest test file without a fault. Raises HarnessError if the file fails."""
         tests = [
             path for each in PACKAGES.values() for path in (self.root / each).rglob("test_*.py")
         ]
@@ -265,10 +265,11 @@ class Copy:
             raise HarnessError(f"{problem}; make the tests pass before you measure them")
 
     def find(self, fault: Fault) -> dict[str, str | None]:
-        """Return the test that finds the fault, and whether it is among those of its folder.
+        """Plant a fault, and search for a test that finds it.
 
-        Both are None if no test finds it. Raises Stopped after `stop`, and HarnessError if pytest
-        cannot run.
+        In the result, `found_by` is the test. `among` is "folder" if the test belongs to the folder
+        of the fault, and otherwise "others". Both are None if no test finds the fault. Raises
+        Stopped after `stop`, and HarnessError if pytest cannot run.
         """
         own, others = tests_of(fault.path, self.root)
         try:
@@ -288,13 +289,13 @@ class Copy:
         return {"found_by": None, "among": None}
 
     def stop(self) -> None:
-        """Kill the running tests and start no more."""
+        """Kill the running tests, and prevent further ones from starting."""
         self._is_stopped = True
         if self._running is not None:
             _kill_all(*self._running)
 
     def _first_failure(self, tests: Sequence[str], seconds: float, fault: Fault) -> str | None:
-        """Return the first test that fails with the fault twice, and passes without it."""
+        """Return the first test that fails with the fault twice, and passes without it, or None."""
         deselected: list[str] = []
         while True:
             self._plant(fault)
@@ -328,9 +329,10 @@ class Copy:
         subprocess.run(["git", *words], cwd=self.root, check=True)
 
     def _run(self, arguments: Sequence[str], seconds: float) -> tuple[Outcome, str | None]:
-        """Run tests until one fails. Returns the outcome and the name of the failed test or file.
+        """Run tests until one fails, for at most `seconds` seconds.
 
-        Raises Stopped after `stop`, and HarnessError if pytest cannot run on the unchanged tree.
+        Returns the outcome, and the name of the test or file that failed. Raises Stopped after
+        `stop`, and HarnessError if pytest cannot run on the unchanged tree.
         """
         if self._is_stopped:
             raise Stopped
@@ -372,7 +374,7 @@ class Copy:
         return [sys.executable, "-m", "pytest", *options, *arguments]
 
     def _environment(self, directory: Path) -> dict[str, str]:
-        """Return the environment of the tests, which put temporary files into `directory`."""
+        """Return environment variables that make tests write temporary files into `directory`."""
         packages = (str(self.root / package.rpartition("/")[0]) for package in PACKAGES)
         return os.environ | {  # noqa: TID251, this launches
             "PYTHONPATH": os.pathsep.join(packages),
@@ -385,20 +387,20 @@ class Copy:
 
 
 def _reason(output: str) -> str:
-    """Return the last line of pytest's output that names an error, or the last line."""
+    """Return the last line of pytest's output that names an error, or otherwise its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"Error\b|ERROR|error:", line)]
     return (errors or lines or ["no output"])[-1]
 
 
 def _last_failed(cache: Path) -> str | None:
-    """Return the failed test, or the file that could not be imported, from pytest's cache."""
+    """Return the test that failed, or the file that failed to import, from pytest's cache."""
     names = cache / "v/cache/lastfailed"
     return next(iter(json.loads(names.read_text())), None) if names.exists() else None
 
 
 def _kill_all(process: subprocess.Popen[bytes], temporary: Path) -> None:
-    """Kill the tests and all processes they started, recognized by their TMPDIR."""
+    """Kill pytest and the processes of its tests, whose TMPDIR is the directory `temporary`."""
     process.kill()
     process.wait()
     mark = f"TMPDIR={temporary}".encode()
@@ -412,7 +414,7 @@ def _kill_all(process: subprocess.Popen[bytes], temporary: Path) -> None:
 
 
 def main() -> int:
-    """Try the faults that the journal does not have yet, then print the score."""
+    """Try the faults that are not yet in the journal, then print the score."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -472,13 +474,13 @@ def main() -> int:
 
 
 def _error(line: str) -> int:
-    """Print one line that explains why the command stops, and return its exit status."""
+    """Print why the command stops, in one line, and return its exit status."""
     print(f"mutate.py: error: {line}", file=sys.stderr)
     return 2
 
 
 def run_faults(faults: Sequence[Fault], root: Path, jobs: int) -> Iterator[dict[str, object]]:
-    """Try each fault in one of `jobs` copies of the commit, and yield the results as they arrive.
+    """Try all faults in `jobs` copies of the commit, and yield each result when it is known.
 
     Raises HarnessError if the tests cannot run.
     """
@@ -524,7 +526,7 @@ def run_faults(faults: Sequence[Fault], root: Path, jobs: int) -> Iterator[dict[
 
 
 def _exit(number: int, _: object) -> NoReturn:
-    """Exit through the `finally` blocks, which kill the running tests."""
+    """Exit on a signal, so that the `finally` blocks kill the running tests."""
     raise SystemExit(128 + number)
 
 
@@ -535,7 +537,11 @@ def _positive(text: str) -> int:
 
 
 def print_score(faults: Sequence[Fault], records: dict[str, dict[str, object]]) -> None:
-    """Print the faults that survived, then the share of those found with its 95% interval."""
+    """Print the faults that survived, and the fraction of faults that the tests found.
+
+    The fraction is printed with its 95% confidence interval, and the last line has only the
+    percentage.
+    """
     for fault in faults:
         if records[fault.key]["found_by"] is None:
             change = f"{fault.before!r} -> {fault.after!r}"
@@ -552,7 +558,7 @@ def print_score(faults: Sequence[Fault], records: dict[str, dict[str, object]]) 
 
 
 def _read(journal: Path) -> dict[str, dict[str, object]]:
-    """Read the records of the journal by key, without an incomplete last line."""
+    """Read a journal's records by the key of the fault. Ignores an incomplete last line."""
     lines = journal.read_bytes().splitlines(keepends=True)
     records = [json.loads(line) for line in lines if line.endswith(b"\n")]
     return {record["key"]: record for record in records}

@@ -1,7 +1,7 @@
 """Print the generated parts of docs/reference: `python tools/reference_pages.py PART`.
 
-PART is `settings`, from the sections of a config, or `commands`, from the argument parsers.
-tools/docs_tables.py runs it and puts the output into the pages.
+PART is `settings` for the settings of a config, or `commands` for the commands and their options.
+tools/docs_tables.py runs this script and inserts the output into the pages.
 """
 
 import argparse
@@ -19,7 +19,7 @@ OWN_TEXT = ("prepare", "--corpus")  # a source of `prepare` that has options of 
 
 
 def main() -> int:
-    """Print one part as Markdown."""
+    """Print the part of the reference that the command line names, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("settings", "commands"), help="what to print")
     make = settings if parser.parse_args().part == "settings" else commands
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def settings() -> Iterator[str]:
-    """Yield a heading and a table of settings for every section."""
+    """Yield the lines of the settings page: a heading and a table for each config section."""
     changed = _changed_by()
     for section, kind in sections().items():
         yield f"## [{section}]"
@@ -46,7 +46,10 @@ def settings() -> Iterator[str]:
 
 
 def _changed_by() -> dict[str, list[str]]:
-    """Return the names of the shipped configs that set each setting to another value."""
+    """Map each setting to the shipped configs that change it.
+
+    A config changes a setting if its value is not the default.
+    """
     changed: dict[str, list[str]] = {name: [] for name in all_settings()}
     for path in sorted(SHIPPED.glob("*.toml")):
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -66,7 +69,10 @@ def _named(configs: list[str], setting: Setting) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Yield every command with its description, usage, options and example."""
+    """Yield the lines of the commands page.
+
+    They describe every command with its description, usage, options and examples.
+    """
     for name in COMMANDS:
         yield from _command(name, _choices(make_parser([name]))[name])
         if name == OWN_TEXT[0]:
@@ -74,13 +80,13 @@ def commands() -> Iterator[str]:
 
 
 def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the sub-commands of a parser by name."""
+    """Return the parsers of a parser's sub-commands, by name."""
     found = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
     return dict(found[0].choices) if found else {}
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the part of one command, and of its sub-commands."""
+    """Yield the lines that describe one command and its sub-commands."""
     below = _choices(parser)
     yield f"{'##' if name in COMMANDS else '###'} {name}"
     yield ""
@@ -93,7 +99,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _details(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield usage, options and examples of a command without sub-commands."""
+    """Yield the usage, options and examples of a command that has no sub-commands."""
     yield from ("```text", _usage(parser), "```", "")
     yield "| Argument | Meaning |"
     yield "|---|---|"
@@ -109,7 +115,10 @@ def _details(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
-    """Return the arguments of a group, except --help and those for scripts."""
+    """Return the arguments of a group to list on the page.
+
+    --help and options with a suppressed help text are left out.
+    """
     return [
         action
         for action in group._group_actions
@@ -118,7 +127,7 @@ def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """Return the command with its positional arguments and required options."""
+    """Return the usage line of a command, with its positional arguments and required options."""
     words = [parser.prog]
     for group in parser._mutually_exclusive_groups:
         if group.required:
@@ -130,7 +139,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _spelled(action: argparse.Action) -> str:
-    """Return an argument as it is typed, with its value."""
+    """Return how to type an argument: its option names, if any, and its value."""
     value = action.metavar
     if action.choices is not None:
         value = f"{{{','.join(map(str, action.choices))}}}"

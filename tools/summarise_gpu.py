@@ -1,8 +1,9 @@
-"""Summarize a run of `tools/gpu_check.sh`, from the files that its parts have written so far.
+"""Summarize a run of `tools/gpu_check.sh` from the files that it has written so far.
 
     python tools/summarise_gpu.py RESULTS > summary.md
 
-The exit status is 1 if a part failed or took too long.
+RESULTS is the directory with these files. The exit status is 1 if a part of the run failed or
+exceeded its time limit.
 """
 
 import json
@@ -41,10 +42,11 @@ RATES = {  # samples/s: first milestone and goal, in bf16 and in FP8
 
 @dataclass(frozen=True)
 class Part:
-    """One line of `plan.tsv`, its outcome, and its JSON object if it printed one.
+    """One part of the GPU check, which is a line of `plan.tsv`, and its outcome.
 
-    `limit` and `seconds` are in seconds. `status` is the exit status, or None if the part did not
-    start or did not end.
+    `limit` is the time limit and `seconds` the duration, both in seconds. `status` is the exit
+    status, or None if the part did not start or has not ended. `result` is the JSON object that the
+    part printed, or empty.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Part:
 
     @property
     def state(self) -> str:
-        """Outcome of the part, with the line of its log that names the reason."""
+        """Outcome of the part in words. After an error, it includes the reason from the log."""
         if self.status in (0, None):
             return "done" if self.status == 0 else "not finished"
         if any(OUT_OF_MEMORY.search(line) for line in self.log[-40:]):
@@ -70,14 +72,14 @@ class Part:
 
     @property
     def reason(self) -> str:
-        """Last line of the log that names an error, or the last line."""
+        """Last line of the log that names an error, or otherwise the last line of the log."""
         lines = [line for line in self.log if line.strip()]
         errors = [line for line in lines if ERROR.match(line)]
         return (errors or lines or [""])[-1][:MOST_OF_A_LINE]
 
 
 def main() -> int:
-    """Print the summary of the directory in the first argument."""
+    """Print the summary of the directory that the first command-line argument names."""
     out = Path(sys.argv[1])
     parts = read_parts(out)
     sections: tuple[tuple[str, Callable[[], str]], ...] = (
@@ -106,7 +108,7 @@ def main() -> int:
 
 
 def read_parts(out: Path) -> dict[str, Part]:
-    """Read all parts of the plan, by name and in the order of the plan."""
+    """Read all parts of the plan. Returns them by name, in the order of the plan."""
     ends = dict(line.split("\t", 1) for line in _text(out / "parts.tsv").splitlines())
     parts = {}
     for line in _text(out / "plan.tsv").splitlines():
@@ -126,12 +128,12 @@ def read_parts(out: Path) -> dict[str, Part]:
 
 
 def _text(path: Path) -> str:
-    """Return the contents of a file, or "" if it does not exist."""
+    """Return the text of a file, or "" if the file does not exist."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if there is none."""
+    """Return the JSON object in a file, or an empty object if the file contains none."""
     try:
         result = json.loads(_text(path))
     except json.JSONDecodeError:
@@ -140,7 +142,7 @@ def _result(path: Path) -> dict[str, Any]:
 
 
 def _goals(parts: dict[str, Part], machine: str) -> str:
-    """Compare the measurements with the goals for this GPU."""
+    """Return a table that compares the measurements with the goals for this GPU model."""
     devices = {part.result.get("device") for part in parts.values()} - {None}
     names = " ".join(str(part.result.get("device_name")) for part in parts.values())
     model = re.search(rf"\b({'|'.join(RATES)})\b", f"{names} {machine}")
@@ -169,20 +171,23 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
 
 
 def _verdict(value: float | None, bound: float) -> str:
-    """Say whether a number reaches its bound, or that it was not measured if it is None."""
+    """Return whether a measured value reaches its lower bound, in words.
+
+    If the value is None, the words are "not measured".
+    """
     if value is None:
         return "not measured"
     return f"{'met' if value >= bound else 'missed'}: {value:.4g}"
 
 
 def _table_of_parts(parts: dict[str, Part]) -> str:
-    """List the outcome and the duration of each part."""
+    """Return a table with the outcome and the duration of each part."""
     rows = [(part.name, part.state, part.seconds, part.limit) for part in parts.values()]
     return _table(("part", "outcome", "seconds", "time limit, seconds"), rows)
 
 
 def _tests(out: Path) -> str:
-    """List the outcome of each test file, and each failure in one line."""
+    """Return a table with the outcome of each test file, followed by the first failures."""
     rows, failures = [], []
     for path in sorted(out.glob("test_*.txt")):
         lines = _text(path).splitlines()
@@ -200,7 +205,10 @@ def _tests(out: Path) -> str:
 
 
 def _training(parts: dict[str, Part]) -> str:
-    """List speed and memory of every `bench train`, and its ratio to the step that it varies."""
+    """Return a table with the speed and the memory of each `bench train`.
+
+    It also has the ratio of each speed to that of the training step with which it is compared.
+    """
     rows = []
     for part in parts.values():
         if part.name.startswith(("train_", "ablation_")) and part.result:
@@ -221,7 +229,7 @@ def _training(parts: dict[str, Part]) -> str:
 
 
 def _compared(parts: dict[str, Part]) -> str:
-    """List the speed of the baselines of `bench transformers`, compared with ours."""
+    """Return a table with the speed of each baseline of `bench transformers`, and our speedup."""
     result = _get(parts, "transformers_bf16")
     if not result:
         return ""
@@ -244,7 +252,10 @@ def _compared(parts: dict[str, Part]) -> str:
 
 
 def _learning(out: Path) -> str:
-    """Compare the losses in bf16 and FP8, and those of a resumed and an uninterrupted run."""
+    """Return a comparison of losses between training runs.
+
+    It compares the run in bf16 with that in FP8, and an uninterrupted run with a resumed one.
+    """
     bf16, fp8 = (_losses(out / f"text_{each}" / "run_0") for each in ("bf16", "fp8"))
     lines = []
     if steps := sorted(bf16.keys() & fp8.keys()):
@@ -271,16 +282,19 @@ def _learning(out: Path) -> str:
 
 
 def _losses(run: Path) -> dict[int, float]:
-    """Return the losses in a run's metrics by step, or NaN if a step has none."""
+    """Return the losses in a run's metrics, by step.
+
+    A loss that is missing in a record is NaN.
+    """
     records = [json.loads(line) for line in _text(run / "metrics.jsonl").splitlines()]
     return {each["step"]: math.nan if each["loss"] is None else each["loss"] for each in records}
 
 
 def _shares(run: Path) -> str:
-    """Say what waiting for data, checkpoints and evaluations cost in a run on real text.
+    """Return how much time a run spends on data waits, checkpoints and evaluations, as sentences.
 
-    The cost of a checkpoint appears in the record after it, because a record is written before the
-    checkpoint starts.
+    The time of a checkpoint appears in the metrics record after it, because training writes a
+    record before it starts a checkpoint.
     """
     records = [json.loads(line) for line in _text(run / "metrics.jsonl").splitlines()]
     log = _text(run / "result_0.txt")
@@ -313,9 +327,10 @@ def _shares(run: Path) -> str:
 
 
 def _checkpoint_steps(records: Sequence[dict[str, Any]], config: str) -> list[int]:
-    """Return the steps after which a run with fixed `checkpoint.interval_steps` saved a checkpoint.
+    """Return the steps after which a run saved a checkpoint.
 
-    A checkpoint is saved at the end of the first record that is that many steps after the last one.
+    A checkpoint is saved at the first record at least `checkpoint.interval_steps` steps after the
+    previous checkpoint. If the config does not fix that setting, the list is empty.
     """
     interval = tomllib.loads(config).get("checkpoint", {}).get("interval_steps")
     if not isinstance(interval, int) or interval == 0:
@@ -330,17 +345,17 @@ def _checkpoint_steps(records: Sequence[dict[str, Any]], config: str) -> list[in
 
 
 def _get(parts: dict[str, Part], name: str) -> dict[str, Any]:
-    """Return the JSON object of a part, or an empty one if it has none."""
+    """Return the JSON object of the part `name`, or an empty object if it printed none."""
     return parts[name].result if name in parts else {}
 
 
 def _cell(value: float | None, form: str) -> str:
-    """Format a number for a table."""
+    """Format a number for a cell of a table, or "-" if it is None."""
     return "-" if value is None else format(value, form)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format a Markdown table."""
+    """Return a Markdown table with this head and these rows."""
     lines = [head, ["---"] * len(head), *rows]
     cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

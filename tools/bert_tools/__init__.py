@@ -1,1 +1,4 @@
-"""Around the submission: plan, tune, report, watch, bench, doctor, convert, package, squad."""
+"""The tools around the submission, which are commands of `mlperf_bert`.
+
+The commands are plan, tune, report, watch, bench, doctor, convert, package and squad, among others.
+"""

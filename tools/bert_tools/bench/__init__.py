@@ -1,1 +1,1 @@
-"""Benchmarks that users can repeat on their own machine: `mlperf_bert bench MEASUREMENT`."""
+"""Benchmarks that users can run on their own machine: `mlperf_bert bench MEASUREMENT`."""

@@ -1,16 +1,17 @@
 """The baselines of `bench transformers`: the training step of the `transformers` library.
 
-The model is BertForPreTraining, or ModernBertForMaskedLM for the modern architecture. It is
-measured in several ways, which BASELINES lists:
+The model is BertForPreTraining, or ModernBertForMaskedLM for the modern architecture. BASELINES
+lists the ways to train it that are measured:
 
-- The common way pads all sequences to the maximum and computes logits for all positions.
+- The common way pads all sequences to the maximum length and computes logits for all positions.
 - The fast way sorts by length, pads to the longest sequence of a batch, and computes logits for the
   masked positions only.
-- Both of these are also measured through torch.compile.
-- The unpadded way joins the sequences of a batch into one row of T tokens. Attention goes through
-  `transformers`' AttentionInterface to torch's nested tensors, because their fused CUDA kernels
-  support sequences of unequal length and dropout. The rest is the library's own code, including the
-  logits of all T tokens. ModernBERT's own unpadded path is left out, because it needs flash-attn.
+- Both ways are also measured with torch.compile.
+- The unpadded way concatenates the sequences of a batch into one row of T tokens. `transformers`'
+  AttentionInterface lets it compute attention with torch's nested tensors, whose fused CUDA kernels
+  support dropout and sequences of unequal length. Everything except attention is the library's own
+  code, including the logits of all T tokens. ModernBERT's own unpadded path is not measured,
+  because it needs flash-attn.
 
 Shape letters: B sequences, S padded length, T tokens, N heads, H head size.
 """
@@ -60,7 +61,7 @@ LossOf = Callable[[int], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Samples for all contenders, already on the device, so that no step waits for data."""
+    """The batches of all contenders, already on the device so that no step waits for data."""
 
     batches: list[UnpaddedBatch]
     by_length: list[UnpaddedBatch]  # samples of the same lengths, grouped by length
@@ -69,9 +70,9 @@ class Data:
 
 
 def import_transformers() -> ModuleType:
-    """Import `transformers` without its types, because checking them would take mypy minutes.
+    """Import `transformers` as an untyped module, because checking its types takes mypy minutes.
 
-    Raises ConfigError if it is not installed.
+    Raises ConfigError if the library is not installed.
     """
     require_packages("bench transformers", "transformers", "transformers")
     return importlib.import_module("transformers")
@@ -80,8 +81,9 @@ def import_transformers() -> ModuleType:
 def make_baseline(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
     """Build `transformers`' model of `config` with the weights of `ours`, in training mode.
 
-    Its word embedding has config.vocab_size rows, without the padding rows of `ours`. Raises
-    ConfigError for a BERT with a masked-LM head only, because BertForPreTraining has more weights.
+    The word embedding of the result has config.vocab_size rows, without the padding rows of `ours`.
+    Raises ConfigError if `ours` is a BERT that has only a masked-LM head, because
+    BertForPreTraining has further weights.
     """
     if config.architecture == "bert" and config.objective != "mlm_nsp":
         problem = f"must be 'mlm_nsp' to compare with BertForPreTraining, not {config.objective!r}"
@@ -143,10 +145,10 @@ def _modern_baseline(config: ModelSection, sizes: dict[str, int]) -> Any:
 def padded_inputs(
     batch: UnpaddedBatch, padded_length: int, architecture: Architecture = "bert"
 ) -> dict[str, Tensor]:
-    """Return the inputs of `transformers`' model, on the batch's device.
+    """Return a batch as padded inputs of `transformers`' model, on the batch's device.
 
-    They are int64 [B, S] tensors with S = padded_length. For BERT, the labels of next-sentence
-    prediction are added, int64 [B].
+    The inputs are int64 [B, S] tensors with S = padded_length. For BERT, they include the labels of
+    next-sentence prediction, int64 [B].
     """
     device = batch.input_ids.device
     shape = (len(batch.lengths), padded_length)
@@ -171,7 +173,10 @@ def padded_inputs(
 
 
 def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> dict[str, Any]:
-    """Return the inputs of `masked_loss`: the batch padded to its longest sequence."""
+    """Return a batch as the inputs of `masked_loss`.
+
+    The batch is padded to the length of its longest sequence.
+    """
     padded = padded_inputs(batch, batch.max_seqlen, architecture)
     # int64 [T]: the position of each token among the B * S padded ones.
     is_real = padded["attention_mask"].flatten().nonzero()[:, 0]
@@ -184,7 +189,7 @@ def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> 
 
 
 def masked_loss(baseline: Any, inputs: dict[str, Any]) -> Tensor:
-    """Compute the loss of `transformers`' model with logits for the masked positions only."""
+    """Compute the loss of `transformers`' model from logits for the masked positions only."""
     if _is_modern(baseline):
         hidden = baseline.model(**inputs["tokens"])[0]
         masked = hidden.flatten(0, 1).index_select(0, inputs["masked"])
@@ -201,9 +206,9 @@ def _labels(batch: UnpaddedBatch) -> Tensor:
 
 
 def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
-    """Return the inputs of `unpadded_loss`, on the batch's device.
+    """Return a batch as the inputs of `unpadded_loss`, on the batch's device.
 
-    The tokens are [1, T] tensors. "first" has the int64 [B] positions of the [CLS] tokens.
+    Values of tokens are [1, T] tensors. "first" has the positions of the [CLS] tokens, int64 [B].
     """
     return {
         "tokens": {
@@ -221,7 +226,7 @@ def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
 
 
 def use_nested_attention(baseline: Any) -> None:
-    """Make `baseline` attend only within the sequences that `cu_seqlens` separates."""
+    """Make `baseline` compute attention with `nested_attention`, within each sequence only."""
     import_transformers().AttentionInterface.register(ATTENTION_NAME, nested_attention)
     baseline.set_attn_implementation(ATTENTION_NAME)
 
@@ -240,9 +245,11 @@ def nested_attention(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attend within each sequence, with the signature that AttentionInterface requires.
+    """Compute attention within each sequence of a row that contains several.
 
-    `query`, `key` and `value` are [1, N, T, H]. Returns the context, [1, T, N, H].
+    The function has the signature that `transformers`' AttentionInterface requires. `cu_seqlens`
+    has the boundaries of the sequences. `query`, `key` and `value` are [1, N, T, H]. Returns the
+    attention output [1, T, N, H], and None instead of attention weights.
     """
 
     def nest(x: Tensor) -> Tensor:  # [1, N, T, H] -> [B, N, length of each sequence, H]
@@ -258,9 +265,9 @@ def nested_attention(
 
 
 def unpadded_loss(baseline: Any, inputs: dict[str, Any]) -> Tensor:
-    """Compute the loss of BertForPreTraining on one row that contains all sequences.
+    """Compute the loss of BertForPreTraining for one row that contains all sequences.
 
-    Its own forward pass cannot be used, because it pools only the first token of each row.
+    The model's own forward pass cannot be used, because it pools only the first token of a row.
     """
     hidden = baseline.bert(**inputs["tokens"]).last_hidden_state[0]
     pooled = baseline.bert.pooler(hidden[inputs["first"]][:, None])
@@ -276,7 +283,7 @@ def _loss_of_both(scores: tuple[Tensor, Tensor], inputs: dict[str, Any]) -> Tens
 
 
 def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
-    """Return torch's fused AdamW with the constants of `rule`."""
+    """Return torch's fused AdamW for a model, with the hyperparameters of `rule`."""
     groups = param_groups(model, rule.weight_decay)
     return torch.optim.AdamW(
         [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
@@ -288,15 +295,19 @@ def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return the autocast context in which users of `transformers` train fp32 weights."""
+    """Return an autocast context for training fp32 weights in the given precision.
+
+    Users of `transformers` train in this way. In fp32 the context has no effect.
+    """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
 
 def baseline_step(baseline: Any, loss_of: LossOf, precision: Precision) -> Contender:
-    """Return a function that makes one update in the way that users of `transformers` do.
+    """Return a function that makes one update of a baseline, as users of `transformers` write it.
 
-    It runs forward, backward, clipping and the optimizer on the batch with the given number, and
-    returns the loss before the update. It frees the gradients, even after an error.
+    The function takes the number of a batch. It runs the forward and backward pass, clips the
+    gradients, applies the optimizer, and returns the loss before the update. It frees the gradients
+    even after an error.
     """
     optimizer = fused_adamw(baseline, OPTIM)
 
@@ -324,20 +335,20 @@ def prepare_baselines(
     check: Callable[[str, Tensor], object],
     progress: Progress,
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Build each of BASELINES and run it on every batch.
+    """Build each of BASELINES, and run its training step once on every batch.
 
     Args:
         make_baseline: returns a new model in training mode.
-        data: batches for all of them.
+        data: the batches of all contenders.
         config: the model. In precisions other than fp32, the baselines run under autocast.
         device: device of models and data.
-        compiled: what the compiled baselines pass to torch.compile. "no" leaves them out.
+        compiled: what the compiled baselines compile with torch.compile. "no" leaves them out.
         check: called with a baseline's name and the loss of its first batch without dropout. It
             raises ConfigError if the loss is that of a different model.
         progress: shows which baseline is being prepared.
 
     Returns:
-        The baselines that can run, and the reason why each of the others cannot.
+        The step of each baseline that can run, and the reason for each that cannot, by name.
     """
     contenders: dict[str, Contender] = {}
     reasons: dict[str, str] = {}
@@ -372,9 +383,9 @@ def _warmed_up(
     check: Callable[[str, Tensor], object],
     progress: Progress,
 ) -> Contender:
-    """Run the step of a baseline on every batch, and return the step.
+    """Check the loss of a baseline, run its training step on every batch, and return the step.
 
-    This is a function of its own so that a failed baseline leaves no references to its tensors.
+    This is a separate function so that no references to a failed baseline's tensors remain.
     """
     loss_of = loss_function(name, baseline, data, compiled)
     if not name.endswith("compiled"):  # checking in evaluation mode would compile a second time
@@ -390,7 +401,10 @@ def _warmed_up(
 
 
 def loss_function(name: str, baseline: Any, data: Data, compiled: Compiled = "no") -> LossOf:
-    """Return the loss function of the baseline with this name, whose model is `baseline`."""
+    """Return the loss function of a baseline, which takes the number of a batch.
+
+    `name` is one of BASELINES, and `baseline` is its model.
+    """
     if name == "unpadded_baseline":
         use_nested_attention(baseline)
         inputs = [unpadded_inputs(batch) for batch in data.batches]
@@ -413,7 +427,10 @@ def loss_function(name: str, baseline: Any, data: Data, compiled: Compiled = "no
 def _reason_left_out(
     name: str, device: torch.device, compiled: Compiled, architecture: Architecture
 ) -> str | None:
-    """Return why a baseline cannot or should not run here, or None if it can."""
+    """Return why the baseline `name` cannot or should not run on this device.
+
+    Returns None if it can run.
+    """
     if name == "unpadded_baseline" and architecture == "modern":
         return "ModernBERT's unpadded path needs the package flash-attn"
     if name.endswith("compiled") and compiled == "no":

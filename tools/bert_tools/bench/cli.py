@@ -1,6 +1,6 @@
-"""The command `bench`: its sub-commands, their options, and the config to measure.
+"""The command `bench`, with its sub-commands and their options.
 
-Torch is imported only when a measurement runs, so that `--help` and errors appear at once.
+torch is imported only when a measurement runs, so that `--help` and errors appear immediately.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _BOUNDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the measurements as sub-commands of `bench`.
 
-    The module with the name of a measurement contains its function `measure`.
+    Each measurement is the function `measure` in the module with the name of the sub-command.
     """
     parser.description = "Measure training speed on this machine. Nothing is trained or saved."
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="COMMAND")
@@ -131,7 +131,7 @@ def _add_common(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen measurement. Raises ConfigError for a user's mistake."""
+    """Run the chosen measurement and print its result. Raises ConfigError for a user's mistake."""
     if args.measurement == "transformers":
         require_packages("bench transformers", "transformers", "transformers")
     for name, bounds in _BOUNDS.items():
@@ -156,9 +156,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """Format a measurement for people, one line per key of its JSON object.
+    """Format the JSON object of a measurement as text, one line per key.
 
-    The config is summarized in one line, and unknown values are left out.
+    The config is summarized in one line. Values that are None are omitted, except a loss, which is
+    shown as not finite.
     """
     lines = []
     for name, value in result.items():
@@ -177,7 +178,11 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Format a number with four digits, a list as "lowest .. highest", or a text unchanged."""
+    """Format a value for a line of text.
+
+    Numbers have four significant digits or thousands separators. A list is shown as "lowest ..
+    highest", and text is unchanged.
+    """
     if isinstance(value, list):
         return " .. ".join(map(_shown, value))
     if isinstance(value, float):
@@ -186,7 +191,7 @@ def _shown(value: Any) -> str:
 
 
 def _summary_of(config: Mapping[str, Any]) -> str:
-    """Summarize in one line the settings of a config that matter most for speed."""
+    """Summarize in one line those settings of a config that affect speed most."""
     model, parallel = config["model"], config["parallel"]
     return (
         f"{model['architecture']}, {model['num_layers']} layers, hidden {model['hidden_size']}, "
@@ -198,9 +203,10 @@ def _summary_of(config: Mapping[str, Any]) -> str:
 
 
 def make_config(args: argparse.Namespace) -> RunConfig:
-    """Return the config of one rank, from --config or bench.toml, with the changes of --set.
+    """Return the config to measure on one rank: --config or bench.toml, changed by --set.
 
-    This replaces a random seed with 1, so that measurements are repeatable. Raises ConfigError.
+    If the seed is random, it is replaced with 1, so that measurements are repeatable. Raises
+    ConfigError.
     """
     if args.config:
         one_rank = ("parallel.nodes=1", "parallel.ranks_per_node=1")
@@ -214,7 +220,7 @@ def make_config(args: argparse.Namespace) -> RunConfig:
 
 
 def _device(args: argparse.Namespace, config: RunConfig) -> "torch.device":
-    """Set the number of CPU threads, and return the device that the config selects."""
+    """Set torch's number of CPU threads, and return the device that the config selects."""
     import torch
 
     from mlperf_bert.distributed.launch import choose_device, read_rank_info

@@ -1,9 +1,10 @@
-"""Floating-point operations of a training step, and the rate of this machine's matrix products.
+"""Count a training step's floating-point operations, and measure the peak rate of this machine.
 
-The operations of a step are counted as in publications. MFU (model FLOPs utilization) divides their
-rate by the rate that matrix products reach on the same machine. This module measures the latter
-with the two products of the model's feed-forward part, on as many rows as a batch has tokens. The
-measurement should last until the processor's clocks slow down, as they do in training.
+The operations of a step are counted as in publications. MFU (model FLOPs utilization) is the rate
+of these operations in training, divided by the peak rate. The peak rate is the rate of matrix
+products on the same machine. This module measures it with the two products of the model's
+feed-forward layer, on as many rows as a batch has tokens. The measurement should last until the
+processor's clocks slow down, as they do in training.
 
 A multiply-add counts as 2 operations, and the backward pass as twice the forward pass. Only matrix
 products count, not normalization, softmax, rotary positions, dropout or the update. In layers with
@@ -32,7 +33,7 @@ ROW_MULTIPLE = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """Operations of the forward and backward pass, by part of the model."""
+    """The floating-point operations of a forward and a backward pass, by part of the model."""
 
     encoder: float  # products with weights
     attention: float  # scores, and values weighted by them
@@ -41,23 +42,23 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """Sum of the operations of all parts."""
+        """Total number of operations, over all parts of the model."""
         return self.encoder + self.attention + self.head + self.pooler
 
 
 def model_flops(
     model: ModelSection, lengths: Sequence[float], masked_counts: Sequence[float]
 ) -> Flops:
-    """Count the operations for sequences of these lengths by the published convention.
+    """Count the operations of training on sequences of these lengths, as publications do.
 
-    The convention counts every layer for all tokens, even if the last layer computes fewer, and no
-    padding. The count divided by the time and by the machine's peak rate is MFU (arXiv 2204.02311,
-    appendix B).
+    This published convention counts every layer for all tokens, even if the last layer computes
+    fewer of them, and excludes padding. The count divided by the time and by the machine's peak
+    rate is MFU (arXiv 2204.02311, appendix B).
 
     Args:
-        model: the model.
-        lengths: tokens of each sequence.
-        masked_counts: masked positions of each sequence.
+        model: the settings of the model.
+        lengths: number of tokens of each sequence.
+        masked_counts: number of masked positions of each sequence.
     """
     hidden, factor = model.hidden_size, PER_MULTIPLY_ADD * PASSES
     num_pairs = len(lengths) if model.objective == "mlm_nsp" else 0
@@ -70,7 +71,7 @@ def model_flops(
 
 
 def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
-    """Count the pairs of tokens that attend to each other, summed over all layers."""
+    """Count the pairs of tokens that attend to each other, in all layers together."""
     num_global = sum(map(model.is_global, range(model.num_layers)))
     seen = num_global * sum(length**2 for length in lengths)
     if num_global == model.num_layers:
@@ -83,23 +84,26 @@ def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
 
 
 def _layer_products(model: ModelSection) -> int:
-    """Count the multiply-adds per token of a layer's weights: 4 D^2 + 2 D F (3 D F if gated)."""
+    """Count the multiply-adds that one layer's weights need per token.
+
+    The count is 4 D^2 + 2 D F, or 4 D^2 + 3 D F if the feed-forward layer is gated.
+    """
     matrices = 3 if model.architecture == "modern" else 2
     return 4 * model.hidden_size**2 + matrices * model.hidden_size * model.intermediate_size
 
 
 def peak_dtype(model: ModelSection) -> torch.dtype:
-    """Return the dtype of the factors of the model's matrix products."""
+    """Return the dtype of the inputs of the model's matrix products."""
     return torch.float8_e4m3fn if model.precision == "fp8" else COMPUTED_IN[model.precision]
 
 
 def measure_peak(
     model: ModelSection, num_tokens: int, device: torch.device, seconds: float
 ) -> tuple[float | None, str | None]:
-    """Measure for `seconds` how fast the device multiplies [num_tokens, hidden] matrices.
+    """Measure how fast the device computes the matrix products of the feed-forward layer.
 
-    Returns TFLOP/s and None. If the device cannot compute such a product, returns None and the
-    reason.
+    The measurement takes about `seconds` seconds and uses matrices of `num_tokens` rows. Returns
+    TFLOP/s and None. If the device cannot compute such products, returns None and the reason.
     """
     rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
     sizes = model.hidden_size, model.intermediate_size
@@ -119,7 +123,7 @@ def measure_peak(
 def _products(
     rows: int, hidden: int, wide: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], None]:
-    """Return a function that computes both products of the feed-forward part."""
+    """Return a function that computes both matrix products of the feed-forward layer once."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)

@@ -1,4 +1,7 @@
-"""`bench optimizer`: compare our update of a model with a loop over tensors and with torch's."""
+"""`bench optimizer`: compare three implementations of the optimizer's update of a model.
+
+They are our flat buffers, a loop over tensors (the reference), and torch's fused AdamW.
+"""
 
 import copy
 from collections.abc import Callable
@@ -35,7 +38,7 @@ LARGEST_DIFFERENCE = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class Updater:
-    """A contender and the weights that it updates, in the order of the model's parameters."""
+    """One implementation of the update, and its weights in the order of the model's parameters."""
 
     run: Contender
     weights: list[Tensor]
@@ -49,10 +52,10 @@ def measure(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Return the JSON object of `bench optimizer`, from at most `steps` updates by each contender.
+    """Measure updates by each contender, and return the JSON object of `bench optimizer`.
 
-    For each rule, no further update starts after `seconds`. Raises ConfigError if a contender's
-    weights differ from the reference's.
+    For each optimizer, every contender makes at most `steps` updates, none of which starts after
+    `seconds` seconds. Raises ConfigError if a contender's weights differ from the reference's.
     """
     seed, rows = int(config.run.seed), []
     for number, rule in enumerate(RULES, 1):
@@ -94,7 +97,7 @@ def measure(
 def make_updaters(
     model: BertForPretraining, rule: OptimSection, seed: int
 ) -> tuple[dict[str, Updater], Contender]:
-    """Return the contenders by name, and a function that draws new gradients for all of them.
+    """Return the contenders by name, and a function that sets new random gradients for all of them.
 
     Each contender has its own weights and optimizer state.
     """
@@ -116,10 +119,10 @@ def make_updaters(
 
 
 def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
-    """Return the largest difference of each contender's weights from the reference's.
+    """Return each contender's largest absolute difference from the reference's weights.
 
-    Raises ConfigError if it exceeds LARGEST_DIFFERENCE, because the times of updates that compute
-    different results cannot be compared.
+    Raises ConfigError if a difference exceeds LARGEST_DIFFERENCE, because the times of updates that
+    compute different results cannot be compared.
     """
     reference = updaters[REFERENCE].weights
     differences = {}
@@ -141,7 +144,7 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
 def _loop(
     rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
 ) -> Updater:
-    """Return the reference, which makes the plain update of one tensor at a time."""
+    """Return the reference contender, which updates one tensor at a time in a loop."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
     updates = [_plain_update(rule, name) for name in named]
@@ -160,7 +163,7 @@ def _loop(
 
 
 def _plain_update(rule: OptimSection, name: str) -> Callable[..., None]:
-    """Return the plain update of the tensor with this name."""
+    """Return the function that updates the tensor with this name in the reference."""
     update = partial(
         lamb_update if rule.name == "lamb" else adamw_update,
         lr=rule.learning_rate,
@@ -173,7 +176,7 @@ def _plain_update(rule: OptimSection, name: str) -> Callable[..., None]:
 
 
 def _torch_adamw(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
-    """Return torch's fused AdamW, which updates a copy of the model."""
+    """Return the contender that updates a copy of the model with torch's fused AdamW."""
     twin = copy.deepcopy(model)
     for name, parameter in twin.named_parameters():
         parameter.grad = gradients[name]
@@ -188,10 +191,10 @@ def _torch_adamw(rule: OptimSection, model: nn.Module, gradients: dict[str, Tens
 
 
 def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
-    """Return our update of flat buffers.
+    """Return the contender that updates flat buffers, as our training step does.
 
-    It includes copying the gradients into the buffers, because a backward pass may leave them
-    anywhere.
+    Its time includes copying the gradients into the buffers, because a backward pass may leave them
+    in other memory.
     """
     optimizer = make_optimizer_alone(rule, model)
     named = dict(model.named_parameters())

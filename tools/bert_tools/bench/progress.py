@@ -1,8 +1,8 @@
-"""Progress of a measurement on stderr: what it is doing, for how long, and how long it will take.
+"""Show the progress of a measurement on stderr, with the elapsed and the remaining time.
 
 Building and compiling models can take minutes. While nothing else is printed, a background thread
-repeats the current activity with the elapsed time. On a terminal it does so in place. Otherwise it
-prints a new line, less often the longer the activity takes.
+repeats the current activity with the elapsed time. On a terminal, it overwrites the same line.
+Otherwise it prints a new line each time, at intervals that grow with the elapsed time.
 """
 
 import shutil
@@ -18,10 +18,16 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Print progress, and repeat the current activity while a `with` block prints nothing else."""
+    """A context manager that prints the progress of a measurement.
+
+    Within its `with` block, a thread repeats the current activity while nothing else is printed.
+    """
 
     def __init__(self, stream: TextIO | None = None, *, log_interval_s: float = LOG_INTERVAL_S):
-        """Set up printing to `stream`, by default stderr."""
+        """Set the stream to print to, which is stderr by default.
+
+        If the stream is not a terminal, the first repetition comes after `log_interval_s` seconds.
+        """
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty()
         self._interval_s = TERMINAL_INTERVAL_S if self._in_place else log_interval_s
@@ -49,13 +55,13 @@ class Progress:
     def start(
         self, activity: str, *, note: str = "", seconds: float | None = None, total: int = 0
     ) -> None:
-        """Announce a new activity, and remember it for repetition.
+        """Print the activity that begins now, and repeat it from time to time.
 
         Args:
-            activity: what begins, such as "compiling sorted_compiled".
+            activity: name of the activity, such as "compiling sorted_compiled".
             note: a remark, such as how long it usually takes.
             seconds: expected duration, if known, from which the time left is derived.
-            total: number of steps that `advance` will count, 0 if it will count none.
+            total: number of steps for which `advance` will be called, or 0 to show no count.
         """
         self._set(activity, seconds, total)
         if seconds is not None:
@@ -63,11 +69,11 @@ class Progress:
         self.say(f"{activity} ({note})" if note else activity)
 
     def advance(self) -> None:
-        """Count one finished step of the current activity, without printing."""
+        """Count one finished step of the current activity. Prints nothing."""
         self._num_done += 1
 
     def say(self, line: str) -> None:
-        """Print one line."""
+        """Print one line, which replaces a repeated activity on a terminal."""
         with self._lock:
             self._erase()
             print(line, file=self._stream, flush=True)
@@ -79,7 +85,7 @@ class Progress:
         self._started = time.monotonic()
 
     def _repeat(self) -> None:
-        """Print the current activity whenever nothing was printed for one interval."""
+        """Print the current activity whenever nothing was printed for some time."""
         while not self._ended.wait(self._interval_s / 4):
             with self._lock:
                 now = time.monotonic()
@@ -100,7 +106,7 @@ class Progress:
                 self._last_printed = now
 
     def _line(self, elapsed: float) -> str:
-        """Format the current activity, with what is known about its duration."""
+        """Format the current activity, with its elapsed time, remaining time and finished steps."""
         parts = [f"{elapsed:.0f} s so far"]
         if self._seconds is not None:
             parts.append(f"about {max(0.0, self._seconds - elapsed):.0f} s left")
@@ -109,7 +115,7 @@ class Progress:
         return f"{self._activity}: {', '.join(parts)}"
 
     def _erase(self) -> None:
-        """Erase a line that was shown in place."""
+        """Erase the repeated activity from the terminal, if it is shown there."""
         if self._is_shown_in_place:
             self._stream.write(_ERASE_LINE)
             self._stream.flush()

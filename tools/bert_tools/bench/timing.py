@@ -1,7 +1,8 @@
-"""Timing of training steps, of one contender or of several in turn.
+"""Measure the time of training steps, of one contender or of several in turn.
 
-Contenders take turns on the same work, so that a busy machine slows all of them equally. A baseline
-that runs out of memory is left out and freed, so that the others can continue.
+A contender is a function that runs one training step. Contenders take turns on the same batches, so
+that a busy machine slows all of them equally. A baseline that runs out of memory is left out and
+freed, so that the others can continue.
 """
 
 import gc
@@ -21,16 +22,17 @@ FEWEST_STEPS = 3
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error, as the reason why there is no measurement."""
+    """Return the first line of an error, which explains why a measurement is missing."""
     line = (str(error).splitlines() or [""])[0]
     is_memory = isinstance(error, torch.OutOfMemoryError)
     return f"{OUT_OF_MEMORY} ({line})" if is_memory else f"{type(error).__name__}: {line}"
 
 
 def free_memory() -> None:
-    """Free unused memory.
+    """Free the memory of objects that are no longer used.
 
-    Call it after an `except` block, not within, because the error keeps references to tensors.
+    Call this function after an `except` block, not inside it, because the error refers to tensors
+    until the block ends.
     """
     gc.collect()  # because the parts of a model refer to each other
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -38,7 +40,7 @@ def free_memory() -> None:
 
 
 def seconds_of(run: Contender, batch: int) -> float:
-    """Return the wall-clock seconds of one step, including the wait for the device."""
+    """Run one step, and return its wall-clock seconds until the device has finished."""
     start = time.perf_counter()
     run(batch).item()
     return time.perf_counter() - start
@@ -47,11 +49,11 @@ def seconds_of(run: Contender, batch: int) -> float:
 def time_steps(
     run: Contender, *, warm_up: int, steps: int, seconds: float, progress: Progress
 ) -> tuple[int, float]:
-    """Measure steps, and return their number and their mean duration in milliseconds.
+    """Run training steps, and return how many were measured and their mean time in milliseconds.
 
-    The last of the `warm_up` steps tells how many fit into `seconds`. At least FEWEST_STEPS and at
-    most `steps` are measured. The host waits for the device only after the last step, as it does in
-    training.
+    The first `warm_up` steps are not measured, but the last of them determines how many steps fit
+    into `seconds`. At least FEWEST_STEPS and at most `steps` are measured. The host waits for the
+    device only after the last step, as it does in training.
     """
     progress.start("warming up", total=warm_up)
     for number in range(warm_up):
@@ -67,7 +69,7 @@ def time_steps(
 
 
 class InterleavedTimes:
-    """The wall-clock seconds of every step, by contender and batch."""
+    """Measures several contenders in turn, and stores the seconds of every step."""
 
     def __init__(
         self,
@@ -76,10 +78,10 @@ class InterleavedTimes:
         *,
         may_fail: Collection[str] = (),
     ) -> None:
-        """Prepare to time these contenders.
+        """Prepare to measure these contenders on batches 0 to `num_batches` - 1.
 
-        Those named in `may_fail` are left out and freed when they fail, for example when they run
-        out of memory. A failure of any other contender ends the measurement.
+        A contender that is named in `may_fail` is left out and freed if it fails, for example
+        because it runs out of memory. The failure of any other contender raises its error.
         """
         self._contenders = dict(contenders)
         self._may_fail = frozenset(may_fail)
@@ -91,18 +93,24 @@ class InterleavedTimes:
 
     @property
     def names(self) -> list[str]:
-        """Names of the contenders that have not failed."""
+        """Names of the contenders that are still measured, because they have not failed."""
         return list(self._contenders)
 
     def run_once(self, progress: Progress) -> None:
-        """Warm up each contender with one step on the first batch, which is not recorded."""
+        """Warm up each contender with one step on the first batch.
+
+        The times of these steps are not recorded.
+        """
         progress.start("warming up all contenders", total=len(self.names))
         for name in self.names:
             self._seconds_of(name, 0)
             progress.advance()
 
     def _seconds_of(self, name: str, batch: int) -> float | None:
-        """Return the seconds of a step. If it fails, free the contender and return None."""
+        """Run one step of a contender and return its seconds.
+
+        If the step fails and the contender is in `may_fail`, free the contender and return None.
+        """
         try:
             return seconds_of(self._contenders[name], batch)
         except RuntimeError as error:
@@ -116,8 +124,8 @@ class InterleavedTimes:
     def measure(self, *, num_steps: int, seconds: float, progress: Progress) -> None:
         """Run the contenders in turn on one batch after another, and record their times.
 
-        The measurement stops after `num_steps` steps, or after the first step that ends later than
-        `seconds`, but not before every batch was measured once. Call `run_once` first.
+        The measurement stops after `num_steps` steps, or when `seconds` have passed and every batch
+        was measured at least once. Call `run_once` first.
         """
         num_batches = len(next(iter(self._seconds.values())))
         progress.start(f"measuring up to {num_steps} steps of each of {', '.join(self.names)}")
@@ -141,7 +149,7 @@ class InterleavedTimes:
             progress.say(f"{line}; at most about {left:.0f} s left")
 
     def _seconds_left(self, num_steps: int, seconds: float, elapsed: float) -> float:
-        """Estimate how long `measure` will still take, from the steps so far."""
+        """Estimate from the steps so far how many more seconds `measure` will take."""
         num_batches = len(next(iter(self._seconds.values())))
         per_step = elapsed / self.num_steps
         until_all_batches = (num_batches - self.num_steps) * per_step
@@ -149,14 +157,18 @@ class InterleavedTimes:
         return max(0.0, min((num_steps - self.num_steps) * per_step, until_limit))
 
     def seconds_per_batch(self, name: str) -> float:
-        """Return the median time of each measured batch, averaged over the batches."""
+        """Return a contender's seconds per batch.
+
+        This is the mean over batches of the median time of each batch.
+        """
         visits = [visits for visits in self._seconds[name] if visits]
         return statistics.fmean(statistics.median(seconds) for seconds in visits)
 
     def range_of_ratios(self, above: str, below: str) -> list[float]:
-        """Return the lowest, median and highest ratio of two contenders' times.
+        """Return the lowest, median and highest ratio of two contenders' times over several passes.
 
-        Each ratio divides the seconds of `above` for one pass over all batches by those of `below`.
+        Each ratio is the time that `above` took for one pass over all batches, divided by that of
+        `below`.
         """
         rounds = [
             [sum(visits) for visits in zip(*self._seconds[name], strict=False)]

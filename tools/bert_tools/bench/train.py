@@ -1,7 +1,7 @@
-"""`bench train`: speed of our training step, its share of the machine's peak, and its profile.
+"""`bench train`: measure the speed of our training step, compare it with the peak, and profile it.
 
-The profile comes from torch's profiler. It lists the time per kernel on CUDA, and per operator on a
-CPU. The time of an operator excludes that of the operators it calls.
+The profile comes from torch's profiler. It lists the time of each kernel on CUDA, and of each
+operator on a CPU. The time of an operator excludes the time of the operators that it calls.
 """
 
 import gzip
@@ -43,12 +43,12 @@ def measure(
     profile: bool,
     out: Path | None,
 ) -> dict[str, Any]:
-    """Return the JSON object of `bench train`.
+    """Measure our training step, and return the JSON object of `bench train`.
 
     Args:
-        config: the config of one rank.
-        device: where to run it.
-        progress: shows what is being measured.
+        config: the config to measure, on one rank.
+        device: the device to measure.
+        progress: shows the user what is being measured.
         steps: largest number of steps to measure.
         seconds: how long to measure steps, approximately.
         peak_seconds: how long to measure matrix products.
@@ -95,7 +95,11 @@ def measure(
 
 
 def rates_of(run: TrainingRun, step_ms: float) -> dict[str, Any]:
-    """Return the sequences, real tokens and operations per second, among others."""
+    """Return the rates of a run whose step takes `step_ms` milliseconds.
+
+    The result has sequences, real tokens and TFLOP per second. It also has the mean length, the
+    share of padding, and the kind of attention.
+    """
     batches = [batch for update in run.host_updates for batch in update]
     lengths = [length for batch in batches for length in batch.lengths]
     flops = sum(
@@ -114,7 +118,7 @@ def rates_of(run: TrainingRun, step_ms: float) -> dict[str, Any]:
 
 
 def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
-    """Return the config that was measured, and the machine and versions it ran on."""
+    """Return the config that was measured, and the device and torch version that ran it."""
     is_cuda = device.type == "cuda"
     return {
         "config": config_to_tables(config),
@@ -126,10 +130,11 @@ def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
 
 
 def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
-    """Profile PROFILED_STEPS steps of a run that is warmed up.
+    """Profile PROFILED_STEPS steps of a run that has been warmed up, and return the tables.
 
-    If `out` is given, write the trace of one more step there as gzipped JSON, for chrome://tracing
-    and Perfetto. Raises DataError if that fails, or if torch recorded nothing.
+    If `out` is given, this also writes the trace of one more step to it, as gzipped JSON for
+    chrome://tracing and Perfetto. Raises DataError if `out` cannot be written, or if torch recorded
+    nothing.
     """
     device = run.device
     # The first recording of a process may lack kernels, so it is not used.
@@ -142,7 +147,7 @@ def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
 
 
 def record(run: Callable[[], None], device: torch.device) -> Any:
-    """Return torch's profile of everything that `run` does on `device`."""
+    """Call `run`, and return torch's profile of the work that it does on `device`."""
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.synchronize(device)
@@ -156,9 +161,9 @@ def record(run: Callable[[], None], device: torch.device) -> Any:
 
 
 def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any]:
-    """Return the kernels or operators that take the most time, and the time in which none ran.
+    """Return the kernels or operators that took the most time, and the gaps in which none ran.
 
-    Raises DataError if nothing was recorded.
+    `recorded` is torch's profile of `num_steps` steps. Raises DataError if it is empty.
     """
     is_cuda = device.type == "cuda"
     wanted = DeviceType.CUDA if is_cuda else DeviceType.CPU
@@ -195,9 +200,10 @@ def tables(recorded: Any, num_steps: int, device: torch.device) -> dict[str, Any
 
 
 def gaps(spans: Sequence[tuple[float, float]]) -> tuple[float, list[float]]:
-    """Return the time from the first start to the last end, and each period in which nothing ran.
+    """Return the total time of some spans, and the length of each gap in which nothing ran.
 
-    `spans` has at least one pair of start and end. They may overlap and be in any order.
+    The total is the time from the first start to the last end. `spans` has at least one pair of
+    start and end. The spans may overlap and be in any order.
     """
     idle = []
     ordered = sorted(spans)

@@ -1,6 +1,7 @@
-"""The training step that `bench` measures: that of a real run, with its batches on the device.
+"""Build the training step that `bench` measures.
 
-The batches have random words and published sequence lengths, and are padded as in a run.
+It is the step of a real run, with all batches already on the device. The batches have random words
+and published sequence lengths, and are padded as in a real run.
 """
 
 import math
@@ -37,9 +38,10 @@ Update = tuple[UnpaddedBatch, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRun:
-    """A run of one rank. Calling it with a step number makes one update, cycling through `updates`.
+    """A training run on one rank, whose call with a step number makes one update.
 
-    After the config's last step, the learning rates start again from the first step.
+    The steps cycle through `updates`. After the config's last step, the learning rates start again
+    from the first step.
     """
 
     config: RunConfig
@@ -51,13 +53,13 @@ class TrainingRun:
     updates: list[Update]  # on the device, and padded if the step is captured
 
     def __call__(self, number: int) -> Tensor:
-        """Make update `number`, counted from 0. Returns the loss before it, 0-d."""
+        """Make update `number`, counted from 0, and return the loss before it, a 0-d tensor."""
         update = self.updates[number % len(self.updates)]
         return self.step(1 + number % self.config.max_steps, update).loss
 
     @property
     def padding_share(self) -> float:
-        """Share of the computed tokens that are padding, 0 .. 1."""
+        """Fraction of the computed tokens that are padding, 0 .. 1."""
         real, computed = (
             sum(len(batch.input_ids) for update in updates for batch in update)
             for updates in (self.host_updates, self.updates)
@@ -66,7 +68,11 @@ class TrainingRun:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that uses a new CUDA stream, because the default one cannot be captured."""
+    """Return a context manager that runs CUDA work on a new stream.
+
+    A step can be captured only on such a stream, because CUDA cannot capture the default stream. On
+    other devices, the context manager has no effect.
+    """
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -76,9 +82,10 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
 def training_run(
     config: RunConfig, device: torch.device, *, num_updates: int
 ) -> Iterator[TrainingRun]:
-    """Build a run on one rank, as training does, and free it at the end of the context.
+    """Return a context manager that builds a run on one rank, and frees it at the end.
 
-    Raises ConfigError if the config cannot run here.
+    The run is built as `train` builds it, with `num_updates` different updates. Raises ConfigError
+    if the config cannot run on this machine.
     """
     seed = int(config.run.seed)
     # The memory peak is reset before the capture, because a replay allocates nothing. There are no
@@ -103,16 +110,16 @@ def run_of_model(
     updates: list[Update],
     shapes: tuple[StaticShape, ...],
 ) -> Iterator[TrainingRun]:
-    """Prepare the training step of `config` on one rank, and free it at the end of the context.
+    """Return a context manager that prepares the training step of a given model, and frees it.
 
-    The warm-up of a real run on full-length batches is skipped, because it needs twice the memory
-    of real lengths.
+    A real run warms up on full-length batches. This is skipped here, because full-length batches
+    need twice the memory of real ones.
 
     Args:
         model: the model with its initial weights, on its device.
         config: the config of the run.
         updates: the updates, on the host, without padding.
-        shapes: the shapes of a captured step, or none for an eager one.
+        shapes: the shapes of a captured step, or an empty tuple for an eager step.
     """
     device = model.step.device
     padded_updates = [padded(update, shapes) for update in updates]
@@ -146,7 +153,10 @@ def run_of_model(
 
 
 def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
-    """Return distinct updates as one rank of `config` gets them, on the host, without padding."""
+    """Return `num_updates` different updates of one rank, on the host and without padding.
+
+    Their sequences have published lengths, scaled to the config's maximum.
+    """
     shape = (num_updates, config.parallel.grad_accum_steps, config.parallel.local_batch_size)
     seed = derive_seed(int(config.run.seed), "lengths")
     lengths = real_lengths(math.prod(shape), config.data.max_seq_length, seed)
@@ -154,7 +164,7 @@ def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
 
 
 def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
-    """Make an update of synthetic samples for each row of `lengths`, on the host, without padding.
+    """Make updates of random samples with given lengths, on the host and without padding.
 
     `lengths` is int64 [updates, micro-batches, sequences].
     """
@@ -186,7 +196,10 @@ def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
-    """Pad an update to the first of `shapes` that fits it, or return it unchanged if none does."""
+    """Pad an update to the first of `shapes` that it fits into.
+
+    Returns the update unchanged if it fits into none of them.
+    """
     sizes = {
         "tokens": np.array([len(batch.input_ids) for batch in update]),
         "sequences": np.array([len(batch.lengths) for batch in update]),
@@ -206,15 +219,16 @@ def synthetic_samples(
 ) -> Samples:
     """Make random samples of the given lengths.
 
-    Words are uniform over 1 .. vocab_size - 1, because 0 is padding, which some models treat
-    specially. Segments and masked positions are chosen as in `prepare`.
+    Words are drawn uniformly from 1 .. vocab_size - 1. The id 0 is excluded, because it is the
+    padding token, which some models treat specially. Segments and masked positions are chosen as in
+    `prepare`.
 
     Args:
         lengths: int64 [n], each at least SHORTEST.
         vocab_size: size of the vocabulary, at least 2.
         max_predictions: largest number of masked positions in a sample.
         seed: seed of all random numbers.
-        masking_rate: share of a sample's tokens to mask.
+        masking_rate: fraction of a sample's tokens to mask.
     """
     generator = np.random.default_rng(seed)
     segment_b_start = generator.integers(3, lengths - 1)

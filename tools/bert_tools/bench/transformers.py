@@ -1,7 +1,8 @@
 """`bench transformers`: compare our training step with that of the `transformers` library.
 
-Both train the same model on sequences of the same lengths. The headline compares ours with the
-fastest baseline on this machine.
+Both train the same model on sequences of the same lengths. The baselines are several ways of
+training with `transformers`. The main result compares our step with the fastest baseline on this
+machine.
 """
 
 from dataclasses import replace
@@ -61,17 +62,17 @@ def measure(
     compile: bool,
     by_layer: bool,
 ) -> dict[str, Any]:
-    """Return the JSON object of `bench transformers`.
+    """Measure all contenders, and return the JSON object of `bench transformers`.
 
     In precisions other than fp32, the baselines keep fp32 weights and run under autocast.
 
     Args:
-        config: the config of one rank.
-        device: where to run it.
-        progress: shows what is being measured.
+        config: the config to measure, on one rank.
+        device: the device to measure.
+        progress: shows the user what is being measured.
         steps: largest number of measured steps of each contender.
-        seconds: time after which no further step starts, once every batch was measured.
-        compile: whether to also measure the baselines through torch.compile.
+        seconds: time after which no further step starts, if every batch was measured at least once.
+        compile: whether to also measure the baselines with torch.compile.
         by_layer: whether to compile each layer separately instead of the whole model.
 
     Raises:
@@ -100,7 +101,7 @@ def _compared(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Check that both models are the same, measure the contenders, and return the results."""
+    """Check that both models are the same, measure all contenders, and return the results."""
     progress.start(f"building our model and that of transformers on {device}")
     model, seed = config.model, int(config.run.seed)
     updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
@@ -144,9 +145,10 @@ def _compared(
 
 
 def as_both_train(config: RunConfig) -> RunConfig:
-    """Return the config with the settings that the baselines use.
+    """Return the config, changed to the training settings that the baselines use.
 
-    These are the optimizer, a constant learning rate, clipping, and one micro-batch per update.
+    The changed settings are the optimizer, a constant learning rate, gradient clipping, and one
+    micro-batch per update.
     """
     return replace(
         config,
@@ -161,11 +163,12 @@ def as_both_train(config: RunConfig) -> RunConfig:
 
 
 def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[Update]]:
-    """Return `count` updates with mixed lengths, and `count` with the same lengths sorted.
+    """Return `count` updates of mixed lengths, and `count` updates of similar lengths.
 
-    Published lengths for WINDOW batches are sorted and cut into batches, of which `count` evenly
-    spaced ones are used. Their lengths are shuffled for the mixed updates. Each update has one
-    micro-batch. The words of the two lists differ.
+    Both lists have the same lengths in total. Published lengths for WINDOW batches are sorted and
+    cut into batches, and `count` evenly spaced batches give the updates of similar lengths. The
+    same lengths are shuffled for the mixed updates. Each update has one micro-batch. The words of
+    the two lists differ.
     """
     size, seed = config.parallel.local_batch_size, int(config.run.seed)
     longest = config.data.max_seq_length
@@ -183,7 +186,7 @@ def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[
 def make_data(
     config: RunConfig, updates: list[Update], by_length: list[Update], device: torch.device
 ) -> Data:
-    """Copy the batches of `mixed_and_sorted` to the device, and make the baselines' inputs."""
+    """Copy the batches of `mixed_and_sorted` to the device, and add the baselines' inputs."""
     batches = [batch.to(device) for (batch,) in updates]
     sorted_batches = [batch.to(device) for (batch,) in by_length]
     architecture, length = config.model.architecture, config.data.max_seq_length
@@ -196,10 +199,11 @@ def make_data(
 
 
 def _measured(times: InterleavedTimes, reasons: dict[str, str], batch_size: int) -> dict[str, Any]:
-    """Return the rates and ratios of all baselines, or None and the reason why one did not run.
+    """Return the rates of all contenders, and the ratio of ours to each baseline.
 
-    A ratio says how many times as fast ours is. Its range is the lowest, median and highest over
-    passes over all batches, and shows how much the machine's speed varied.
+    A baseline that did not run has None for its values, and the reason. A ratio of 2 means that our
+    step is twice as fast. The range of a ratio has its lowest, median and highest value over
+    several passes, and shows how much the machine's speed varied.
     """
     rates = {name: batch_size / times.seconds_per_batch(name) for name in times.names}
     others = {name: rate for name, rate in rates.items() if name != "ours"}
@@ -219,9 +223,9 @@ def _measured(times: InterleavedTimes, reasons: dict[str, str], batch_size: int)
 def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPretraining:
     """Build our model in training mode, with weights for which the loss depends on attention.
 
-    With BERT's own initializer range of 0.02, attention is nearly uniform, so a wrong attention
-    would not change the loss. With hidden ** -0.5 it would. The padding rows of the word embedding,
-    which the baselines lack, get a bias that makes their probability zero.
+    With BERT's own initializer range of 0.02, attention is nearly uniform, so the loss would not
+    reveal wrong attention. With a range of hidden ** -0.5, it does. The padding rows of the word
+    embedding, which the baselines lack, get a bias that makes their probability zero.
     """
     model = replace(model, initializer_range=model.hidden_size**-0.5)
     ours = BertForPretraining(model, device, seed=derive_seed(seed, "weights"))
@@ -232,7 +236,11 @@ def make_ours(model: ModelSection, seed: int, device: torch.device) -> BertForPr
 
 
 def exact_model(model: ModelSection) -> ModelSection:
-    """Return the model's settings in fp32, because rounding would hide that two models differ."""
+    """Return the model's settings with fp32 precision.
+
+    The check of equal losses uses fp32, because rounding in other precisions would hide differences
+    between the models.
+    """
     if model.precision == "fp32":
         return model
     return replace(model, precision="fp32", attention="reference", kernels="reference")
@@ -240,7 +248,7 @@ def exact_model(model: ModelSection) -> ModelSection:
 
 @torch.no_grad()
 def expected_loss(ours: BertForPretraining, name: str, data: Data) -> Tensor:
-    """Compute our model's loss without dropout on the first batch of the baseline `name`."""
+    """Compute our model's loss, without dropout, on the first batch of the contender `name`."""
     batch = data.by_length[0] if name.startswith("sorted") else data.batches[0]
     ours.eval()
     loss = pretraining_loss(training_loss_sums(ours, batch, ours.config.precision), batch)
@@ -250,12 +258,12 @@ def expected_loss(ours: BertForPretraining, name: str, data: Data) -> Tensor:
 
 @torch.no_grad()
 def check_same_loss(ours: BertForPretraining, baseline: Any, data: Data) -> float:
-    """Return the largest difference of the two models' losses, in nats, without dropout.
+    """Return the largest difference between the losses of the two models, in nats.
 
-    Our model is compared with two baselines, one with logits for all positions and one for masked
-    positions only, on their first batch.
-    Raises ConfigError if the losses differ (`check_loss`), because times of different models cannot
-    be compared.
+    The losses are computed without dropout, on the first batch of two baselines. One of them
+    computes logits for all positions, the other for the masked positions only. Raises ConfigError
+    if `check_loss` finds that the losses differ, because times of different models cannot be
+    compared.
     """
     baseline.eval()
     differences = [
@@ -269,9 +277,10 @@ def check_same_loss(ours: BertForPretraining, baseline: Any, data: Data) -> floa
 
 
 def check_loss(loss: Tensor, expected: Tensor, model: ModelSection) -> float:
-    """Return the difference of two losses, in nats.
+    """Return the absolute difference between two losses, in nats.
 
-    Raises ConfigError if it is larger than rounding explains, in this precision and on this device.
+    Raises ConfigError if the difference is larger than rounding explains, in this model's precision
+    and on this device.
     """
     limit = LARGEST_LOSS_DIFFERENCE if loss.device.type == "cpu" else LARGEST_CUDA_DIFFERENCE
     if model.precision != "fp32":

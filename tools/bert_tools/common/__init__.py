@@ -1,1 +1,1 @@
-"""Code that several tools share."""
+"""Code that several of the tools share."""

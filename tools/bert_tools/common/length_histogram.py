@@ -1,4 +1,4 @@
-"""Lengths of real pre-training sequences, for tools that do not need a prepared data set.
+"""Lengths of real pre-training sequences, for tools that have no prepared data set.
 
 Benchmarks, simulations and plans draw lengths from published counts. This module does not import
 torch.
@@ -22,10 +22,10 @@ PLANNED_SAMPLES = 2**16  # number of samples from which a run's shapes are plann
 
 @dataclass(frozen=True, kw_only=True)
 class LengthHistogram:
-    """How many sequences have which length.
+    """How many sequences have each length.
 
-    `counts[i]` sequences, at least one, have `lengths[i]` tokens. Both are int64 [n], and lengths
-    ascend.
+    `counts[i]` sequences have `lengths[i]` tokens. Every count is at least one, and `lengths` is
+    ascending. Both are int64 [n].
     """
 
     lengths: IntArray
@@ -33,19 +33,20 @@ class LengthHistogram:
 
     @property
     def num_sequences(self) -> int:
-        """Total number of sequences."""
+        """Total number of sequences in the histogram."""
         return int(self.counts.sum())
 
     @property
     def max_length(self) -> int:
-        """Number of tokens of the longest sequence."""
+        """Length of the longest sequence, in tokens."""
         return int(self.lengths[-1])
 
     def draw_evenly(self, count: int, seed: int) -> IntArray:
-        """Draw one length from each of `count` equally likely ranges, in random order.
+        """Draw `count` lengths by stratified sampling, in random order. Returns int64 [count].
 
-        The mean of a few such lengths is already close to the mean of all, which a benchmark with
-        few batches needs. Returns int64 [count].
+        The sorted lengths of all sequences are divided into `count` ranges of equal size, and one
+        length is drawn from each. Therefore the mean of even a few lengths is close to the mean of
+        all, which a benchmark with few batches needs.
         """
         generator = np.random.default_rng(seed)
         shares = (np.arange(count) + generator.random(count)) / count
@@ -54,7 +55,10 @@ class LengthHistogram:
 
 
 def wikipedia_lengths() -> LengthHistogram:
-    """Return the lengths of BERT's phase 2 on Wikipedia, at most 512 tokens (arXiv 2107.02027)."""
+    """Return the sequence lengths of BERT's phase 2 on Wikipedia (arXiv 2107.02027).
+
+    They are at most 512 tokens.
+    """
     file = resources.files(__package__).joinpath("wikipedia_lengths.csv")
     rows = [line for line in file.read_text("utf-8").splitlines() if line[0].isdigit()]
     lengths, counts = np.array([row.split(",") for row in rows], dtype=np.int64).T
@@ -62,20 +66,29 @@ def wikipedia_lengths() -> LengthHistogram:
 
 
 def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
-    """Draw published lengths, scaled to at most `max_length`. Returns int64 [count]."""
+    """Draw published sequence lengths, scaled from at most 512 to at most `max_length` tokens.
+
+    Returns int64 [count].
+    """
     published = wikipedia_lengths()
     scaled = published.draw_evenly(count, seed) * max_length
     return np.maximum(-(-scaled // published.max_length), SHORTEST)
 
 
 def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_RATE) -> IntArray:
-    """Return how many tokens to mask in each sequence: the share `rate`, from 1 to `most`."""
+    """Return how many tokens to mask in each sequence, int64 [n].
+
+    This is the fraction `rate` of its length, rounded, but at least 1 and at most `most`.
+    """
     counts: IntArray = np.clip(np.rint(rate * lengths), 1, most).astype(np.int64)
     return counts
 
 
 def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
-    """Return the shapes to which a captured run of `config` pads its micro-batches."""
+    """Return the static shapes that a run with captured steps uses.
+
+    The run pads each micro-batch to one of these shapes.
+    """
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
     seed = 1 if config.run.seed == "random" else config.run.seed
     count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)

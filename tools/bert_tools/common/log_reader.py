@@ -1,7 +1,7 @@
 """Strict reader of MLPerf logs.
 
-A log may come from anybody, so the reader trusts nothing. It raises an error for each line that our
-own writer, `mlperf_bert/run/mlperf_log.py`, cannot have written.
+A log may come from an untrusted source, so the reader checks every line. It raises an error for a
+line that our own writer, `mlperf_bert/run/mlperf_log.py`, cannot have written.
 """
 
 import math
@@ -20,7 +20,11 @@ AS_WRITTEN = "use the log file exactly as the run wrote it"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a log. `time_ms` counts from the epoch, and `line` is its line in the file."""
+    """One record of a log.
+
+    `time_ms` is in milliseconds since the Unix epoch, and `line` is the number of its line in the
+    file.
+    """
 
     key: str
     value: Any
@@ -31,28 +35,31 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """The records of one log, in their order. Error messages call it `name`."""
+    """The records of one log in their order, and the log's `name` for error messages."""
 
     name: str
     records: tuple[Record, ...]
 
     def named(self, key: str) -> list[Record]:
-        """Return all records with this key."""
+        """Return all records of the log that have this key, in order."""
         return [record for record in self.records if record.key == key]
 
     def last_number(self, key: str) -> float | None:
-        """Return the last positive number among the records with this key, or None."""
+        """Return the last positive number that was logged with this key, or None."""
         values = [record.value for record in self.named(key)]
         return next((each for each in reversed(values) if is_number(each) and each > 0), None)
 
     def last_text(self, key: str) -> str | None:
-        """Return the last text among the records with this key, or None."""
+        """Return the last text that was logged with this key, or None."""
         values = [record.value for record in self.named(key)]
         return next((each for each in reversed(values) if isinstance(each, str)), None)
 
 
 def read_log(path: Path, name: str) -> RunLog:
-    """Read a log. Raises DataError if it is too large or has anything except records."""
+    """Read a log that our own writer wrote.
+
+    Raises DataError if the log is too large or empty, or if a line is not a record.
+    """
     lines = _read_text(path, name).split("\n")  # str.splitlines also splits at other characters
     records = tuple(
         _read_record(text, name, line) for line, text in enumerate(lines, 1) if text.strip()
@@ -63,10 +70,10 @@ def read_log(path: Path, name: str) -> RunLog:
 
 
 def read_foreign_log(path: Path, name: str) -> RunLog:
-    """Read the records of another program's log, which may have other output between them.
+    """Read the records of another program's log, which may have other output between its records.
 
     An incomplete last line is ignored, because the run may have been killed or may still be
-    writing. Raises DataError if the file is too large, or has no record or a damaged one.
+    writing. Raises DataError if the file is too large, has no record, or has a damaged record.
     """
     lines = _read_bytes(path, name).decode("utf-8", errors="replace").split("\n")[:-1]
     records = []
@@ -80,7 +87,7 @@ def read_foreign_log(path: Path, name: str) -> RunLog:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a JSON value is a finite number. Booleans are not numbers."""
+    """Return whether a JSON value is a finite number, which a boolean is not."""
     if type(value) is int:
         return abs(value) < 2**63
     return type(value) is float and math.isfinite(value)

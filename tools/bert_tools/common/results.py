@@ -1,4 +1,4 @@
-"""Summaries of measurements that several tools share: means, tables and figures."""
+"""Functions with which several tools summarize measurements: means, tables and figures."""
 
 import io
 import math
@@ -13,26 +13,29 @@ if TYPE_CHECKING:
 
 
 def olympic_mean(minutes: Sequence[float]) -> float:
-    """Return the mean without the fastest and the slowest value, as MLPerf scores results.
+    """Return the mean of times without the fastest and the slowest one, as MLPerf scores results.
 
-    Needs at least three values. Source: MLPerf training rules, section on scoring.
+    There must be at least three times. Source: MLPerf training rules, section on scoring.
     """
     middle = sorted(minutes)[1:-1]
     return math.fsum(middle) / len(middle)
 
 
 def quantile_95(degrees: int) -> float:
-    """Return Student's t for a two-sided 95% interval with that many degrees of freedom."""
+    """Return the t value of a two-sided 95% confidence interval (Student's t distribution).
+
+    `degrees` is the number of degrees of freedom.
+    """
     from scipy.special import stdtrit  # imported here because it takes 0.2 s
 
     return float(stdtrit(degrees, 0.975))
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and half the width of its 95% confidence interval.
+    """Return the mean and the half-width of its 95% confidence interval.
 
-    The half width is t * s / sqrt(n), for independent values of one normal distribution. It is None
-    for a single value.
+    The half-width is t * s / sqrt(n), where s is the standard deviation of the n values. It assumes
+    independent values from one normal distribution, and is None for a single value.
     """
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
@@ -43,11 +46,11 @@ def mean_and_half_width(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = "") -> list[str]:
-    """Format a table as lines with two spaces between columns and none at the end.
+    """Format a table as lines of text, with two spaces between columns.
 
     Args:
         header: names of the columns.
-        rows: cells, each of which is shown on one line and never truncated.
+        rows: cells of each row, which are shown on one line and never truncated.
         left: names of the left-aligned columns, separated by commas. Others are right-aligned.
     """
     from rich.console import Console  # imported here because only tables need it
@@ -66,7 +69,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = ""
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format a Markdown table with a left-aligned first column and right-aligned others."""
+    """Format a Markdown table whose first column is left-aligned and the others right-aligned."""
     cells = [[one_line(cell).replace("|", "/") for cell in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -78,7 +81,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure with this width and height in inches.
+    """Create an empty matplotlib figure with this width and height in inches.
 
     Raises ConfigError if matplotlib (extra `plots`) is not installed.
     """
@@ -89,7 +92,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def png(figure: "Figure", dots_per_inch: int = 100) -> bytes:
-    """Return the figure as PNG. The same figure always gives the same bytes."""
+    """Return a figure as a PNG file. The same figure always gives the same bytes."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
     return picture.getvalue()

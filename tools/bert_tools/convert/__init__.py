@@ -1,1 +1,1 @@
-"""Conversion of weights from TensorFlow and Hugging Face: `mlperf_bert convert`."""
+"""Convert weights from TensorFlow and Hugging Face to a checkpoint: `mlperf_bert convert`."""

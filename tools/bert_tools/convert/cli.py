@@ -1,4 +1,4 @@
-"""The command `convert`: make a checkpoint from another program's weights."""
+"""The command `convert`, which makes a checkpoint from another program's weights."""
 
 import argparse
 import math
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `convert`."""
+    """Add the command-line options of `convert` to its parser."""
     describe(
         parser,
         "Turn weights from Hugging Face or TensorFlow into a checkpoint that `train`, `pretrain` "
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert the weights, and print what happened to each tensor."""
+    """Convert the weights, and print what happened to each tensor. Returns the exit status."""
     from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 
     source = _open(args.format, args.source)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(source_format: str, path: Path) -> "Source":
-    """Open the weights in the given format. Raises CheckpointError."""
+    """Open weights in the given format, without reading them. Raises CheckpointError."""
     if source_format == "huggingface":
         from bert_tools.huggingface.reader import open_huggingface
 
@@ -78,7 +78,7 @@ def _open(source_format: str, path: Path) -> "Source":
 
 
 def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
-    """Return lines that say what happened to each tensor, and which commands to run next."""
+    """Return lines that explain what happened to the tensors, and which commands to run next."""
     from bert_tools.huggingface.conversion import HEAD, STARTING
     from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
 
@@ -125,7 +125,10 @@ def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
 
 
 def _added(conversion: "Conversion") -> list[str]:
-    """Return the tokens that files next to vocab.txt have added to the vocabulary."""
+    """Return the tokens that the source adds to its vocab.txt.
+
+    They come from other files in the same directory.
+    """
     from bert_tools.huggingface.tokenizer import WORD_PIECES
     from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 

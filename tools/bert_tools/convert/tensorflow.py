@@ -1,16 +1,17 @@
-"""Reader of TensorFlow checkpoints (V2), without TensorFlow.
+"""Read TensorFlow checkpoints (V2) without TensorFlow.
 
-A checkpoint consists of a table of tensors (`.index`) and files with their bytes. The table has
-LevelDB's format (https://github.com/google/leveldb, doc/table_format.md): blocks of entries whose
-keys omit the prefix shared with the previous key, each block followed by its kind and masked
-CRC32C, an index of the blocks, and a footer of 48 bytes. The value of an entry is a protocol buffer
-(tensorflow/core/protobuf/tensor_bundle.proto). The reader checks every block of the table and every
-tensor against its CRC32C, and the size of a tensor against its shape and its file. It trusts
-everything else that the checksums cover.
+A checkpoint consists of a table of tensors (`.index`) and of files with the tensors' bytes. The
+table has LevelDB's format (https://github.com/google/leveldb, doc/table_format.md). It contains
+blocks of entries, an index of the blocks, and a footer of 48 bytes. The key of an entry omits the
+prefix that it shares with the previous key. Each block is followed by its kind and its masked
+CRC32C. The value of an entry is a protocol buffer (tensorflow/core/protobuf/tensor_bundle.proto).
+The reader checks every block of the table and every tensor against its CRC32C, and the size of a
+tensor against its shape and its file. It trusts the other contents, because the checksums cover
+them.
 
 The checkpoint that MLPerf's BERT starts from is recognized by its published size and digest
-(https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). The digest of the
-table is enough, because the table has the CRC32C of every tensor.
+(https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). Comparing the
+digest of the table is sufficient, because the table contains the CRC32C of every tensor.
 """
 
 import hashlib
@@ -47,9 +48,9 @@ _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # only in object-based checkpoin
 
 
 def open_tensorflow_source(path: Path) -> Source:
-    """Open the weights of a checkpoint, with the settings of the bert_config.json next to them.
+    """Open the weights of a checkpoint, and read the settings from the bert_config.json next to it.
 
-    Raises CheckpointError, like `open_tensorflow`.
+    Raises CheckpointError if that file or the checkpoint is missing, damaged or inconsistent.
     """
     prefix = _prefix_of(path)
     tensors = open_tensorflow(prefix)
@@ -82,7 +83,11 @@ def open_tensorflow_source(path: Path) -> Source:
 
 
 def _weight(tensor: "BundleTensor", where: str) -> Weight:
-    """Return a tensor as a weight. Kernels are transposed from [in, out] to our [out, in]."""
+    """Return a tensor as a `Weight` in our layout.
+
+    Kernels are transposed from [in, out] to [out, in]. `where` names the file and the tensor in
+    error messages.
+    """
     if not tensor.name.endswith("/kernel"):
         return Weight(tensor.shape, "float32", tensor.read, where)
     return Weight(tensor.shape[::-1], "float32", lambda: tensor.read().T, where)
@@ -91,13 +96,13 @@ def _weight(tensor: "BundleTensor", where: str) -> Weight:
 def open_tensorflow(source: Path) -> Mapping[str, "BundleTensor"]:
     """Open a checkpoint and return its tensors by variable name, without reading their values.
 
-    Their sizes are already checked against the files. A tensor is read and checked against its
-    CRC32C by `BundleTensor.read`, in any order, so only one needs to be in memory. Tensors other
-    than float32 are listed too, but cannot be read.
+    This function checks the tensors' sizes against the files. `BundleTensor.read` reads one tensor
+    and checks its CRC32C. Tensors can be read in any order, so only one needs to be in memory.
+    Tensors with a dtype other than float32 are listed, but cannot be read.
 
     Args:
         source: the name that TensorFlow saved the checkpoint under, which is a prefix of the names
-            of its files, or a directory with one checkpoint.
+            of its files, or a directory with a single checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged or inconsistent.
@@ -116,9 +121,10 @@ def open_tensorflow(source: Path) -> Mapping[str, "BundleTensor"]:
 
 
 def _prefix_of(source: Path) -> Path:
-    """Return the name that TensorFlow saved a checkpoint under, also for a directory with one.
+    """Return the name that TensorFlow saved a checkpoint under.
 
-    Raises CheckpointError if a directory does not have exactly one.
+    `source` is that name, or a directory with a single checkpoint. Raises CheckpointError if a
+    directory has none or several.
     """
     with damage_of(source):
         if not source.is_dir():
@@ -137,11 +143,11 @@ def _index_of(prefix: Path) -> Path:
 
 
 def sort_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Map each weight's name to ours, and each other name to the reason why it is ignored.
+    """Map each weight's name to our name, and each other name to the reason for ignoring it.
 
-    A training checkpoint also has counters, and the optimizer's tensors, which are named after
-    their weights. An unknown name in the model's own scopes, `bert` and `cls`, is returned among
-    the weights under its own name, so that the caller can raise an error.
+    A training checkpoint also contains counters and the optimizer's tensors, whose names begin with
+    the name of a weight. An unknown name in one of the model's scopes, `bert` and `cls`, is mapped
+    to itself among the weights, so that the caller can raise an error.
     """
     weights, others, ignored = {}, [], {}
     for name in names:
@@ -161,9 +167,9 @@ def sort_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def parameter_name(theirs: str) -> str | None:
-    """Return our name of a TensorFlow variable, or None if it is not one of our parameters.
+    """Return our name for a TensorFlow variable, or None if it is not one of our parameters.
 
-    This is the inverse of `tensorflow_name`.
+    This function is the inverse of `tensorflow_name`.
     """
     for ours, whole in WHOLE_NAMES.items():
         if theirs == whole:
@@ -178,7 +184,7 @@ def parameter_name(theirs: str) -> str | None:
 
 
 def _parents(name: str) -> Iterable[str]:
-    """Yield the scopes that contain a name, from the innermost to the outermost."""
+    """Yield the scopes that contain a variable, from the innermost to the outermost."""
     while "/" in name:
         name = name.rpartition("/")[0]
         yield name
@@ -186,9 +192,11 @@ def _parents(name: str) -> Iterable[str]:
 
 @contextmanager
 def damage_of(path: Path, name: str = "") -> Iterator[None]:
-    """Turn ValueError, IndexError and OSError into CheckpointError about a file or its tensor.
+    """Return a context manager that turns parsing errors into CheckpointError.
 
-    The functions that parse formats raise these, because they do not know which file they parse.
+    The functions that parse a format raise ValueError, IndexError or OSError, because they do not
+    know which file they parse. The CheckpointError names the file and, if `name` is given, the
+    tensor.
     """
     where = f"{path}: {name}" if name else str(path)
     remedy = "pass a complete checkpoint, as TensorFlow wrote it"
@@ -207,7 +215,7 @@ def damage_of(path: Path, name: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class BundleTensor:
-    """A tensor of a checkpoint, which `read` loads into memory."""
+    """A tensor of a checkpoint, whose method `read` loads it into memory."""
 
     path: Path
     name: str
@@ -218,7 +226,10 @@ class BundleTensor:
     crc: int  # masked
 
     def read(self) -> NDArray[np.float32]:
-        """Read the tensor. Raises CheckpointError if it is damaged or not float32."""
+        """Read the tensor into memory, and check it against its CRC32C.
+
+        Raises CheckpointError if it is damaged or not float32.
+        """
         with damage_of(self.path, in_brief(self.name)):
             if self.dtype != "float32":
                 raise ValueError(f"must be float32 in one piece, not {self.dtype}")
@@ -235,8 +246,8 @@ class BundleTensor:
 def read_bundle(prefix: Path) -> Mapping[str, BundleTensor]:
     """List the tensors of `prefix`.index in the order of their names, without reading them.
 
-    A variable that was saved in parts is listed with the dtype "parts" and cannot be read, because
-    no published BERT has one.
+    A variable that was saved in several parts is listed with the dtype "parts". It cannot be read,
+    because no published BERT has such a variable.
 
     Raises CheckpointError if a file is missing or damaged, if a tensor extends beyond its file, or
     if its size does not match its shape.
@@ -263,7 +274,10 @@ def read_bundle(prefix: Path) -> Mapping[str, BundleTensor]:
 
 
 def _tensor(name: str, message: memoryview, paths: list[Path]) -> BundleTensor:
-    """Parse the `BundleEntryProto` of a tensor. Raises ValueError and IndexError."""
+    """Parse the `BundleEntryProto` of a tensor.
+
+    Raises ValueError or IndexError if it is damaged.
+    """
     entry = dict(fields(message))
     shape = tuple(
         dict(fields(size)).get(1, 0)
@@ -280,13 +294,16 @@ def _tensor(name: str, message: memoryview, paths: list[Path]) -> BundleTensor:
 
 
 def _size_of(path: Path) -> int:
-    """Return the size of a data file in bytes. Raises CheckpointError."""
+    """Return the size of a file in bytes. Raises CheckpointError if the size cannot be read."""
     with damage_of(path), open_regular_file(path) as file:
         return file.seek(0, 2)
 
 
 def _table(contents: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the entries of a table, in ascending order of keys. Raises ValueError, IndexError."""
+    """Yield the key and value of each entry of a table, in ascending order of keys.
+
+    Raises ValueError or IndexError if the table is damaged.
+    """
     footer = memoryview(contents)[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise ValueError("truncated, or not a TensorFlow checkpoint")
@@ -297,7 +314,10 @@ def _table(contents: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _block(contents: bytes, handle: memoryview) -> memoryview:
-    """Return the block at the position and of the size in `handle`. Raises ValueError."""
+    """Return the block of a table that `handle` refers to by its position and size.
+
+    Raises ValueError if the block is damaged.
+    """
     start, position = varint(handle, 0)
     size, _ = varint(handle, position)
     stored = contents[start : start + size + _TRAILER_BYTES]
@@ -311,7 +331,7 @@ def _block(contents: bytes, handle: memoryview) -> memoryview:
 
 
 def _entries(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the full key and the value of each entry of a block."""
+    """Yield the complete key and the value of each entry of a block."""
     # The entries are followed by the positions of complete keys, and by their number.
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     key, position = b"", 0
@@ -326,11 +346,11 @@ def _entries(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of each field of a protocol buffer, in order, without a schema.
+    """Yield the number and value of each field of a protocol buffer, without its schema.
 
-    Values are unsigned integers, or memoryviews of bytes. Source:
-    https://protobuf.dev/programming-guides/encoding. Raises ValueError for an unknown kind of
-    field, and IndexError if the message is truncated.
+    The fields are in the order of the message. A value is an unsigned integer or a memoryview.
+    Source: https://protobuf.dev/programming-guides/encoding. Raises ValueError for an unknown kind
+    of field, and IndexError if the message is truncated.
     """
     position = 0
     while position < len(message):
@@ -352,20 +372,21 @@ def fields(message: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def masked_crc32c(contents: bytes | NDArray[Any]) -> int:
-    """Return the masked CRC32C of bytes, or of an array's memory.
+    """Return TensorFlow's masked CRC32C of bytes, or of the memory of an array.
 
-    The CRC is rotated by 15 bits, and a constant is added. TensorFlow masks it so that the checksum
-    of data that contains checksums does not degenerate. Raises ValueError if the array is not
-    contiguous.
+    Masking rotates the CRC by 15 bits and adds a constant. TensorFlow masks checksums because the
+    CRC of data that contains unmasked CRCs would be unreliable. Raises ValueError if the array is
+    not contiguous.
     """
     crc: int = google_crc32c.value(contents)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def varint(message: memoryview, position: int) -> tuple[int, int]:
-    """Decode an integer of seven bits per byte, lowest first. Returns it and the next position.
+    """Decode a variable-length integer. Returns its value and the position after it.
 
-    Raises IndexError if the message ends within the integer.
+    Each byte has seven bits of the integer, the lowest first. Raises IndexError if the message ends
+    within the integer.
     """
     value, shift = 0, 0
     while True:

@@ -1,1 +1,1 @@
-"""Checks whether this machine can train: `mlperf_bert doctor`."""
+"""Check whether this machine can train: `mlperf_bert doctor`."""

@@ -1,4 +1,4 @@
-"""The command `doctor`: check the machine, its disk, the packages, and an all-reduce of ranks."""
+"""The command `doctor`, which checks the machine, its disk, the packages, and an all-reduce."""
 
 import argparse
 import importlib.metadata
@@ -34,9 +34,10 @@ EXIT_REFUSED = 1  # exit status for schedulers, if a check fails
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """One result of a check.
 
-    `name` is that of the check, or `<check>.<part>`. `remedy` is empty if the status is `ok`.
+    `name` is the name of the check, or `<check>.<part>` if the check has several parts. `remedy` is
+    empty if the status is `ok`.
     """
 
     status: Status
@@ -45,28 +46,28 @@ class Finding:
     remedy: str = ""
 
     def line(self) -> str:
-        """Format the finding as one line for people."""
+        """Format the finding as one line of text."""
         text = f"{self.status:<4}  {self.name:<{_NAME_WIDTH}}  {' '.join(self.found.split())}"
         return text + (f"; {self.remedy}" if self.remedy else "")
 
 
 def ok(name: str, found: str) -> Finding:
-    """Return a finding without a problem."""
+    """Return a finding that reports no problem."""
     return Finding("ok", name, found)
 
 
 def warn(name: str, found: str, remedy: str) -> Finding:
-    """Return a finding about a problem that makes training slower or limits its features."""
+    """Return a finding that reports slower training or a missing feature."""
     return Finding("warn", name, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Finding:
-    """Return a finding about a problem that prevents training, or makes it wrong."""
+    """Return a finding that reports a problem which prevents training or makes it incorrect."""
     return Finding("fail", name, found, remedy)
 
 
 def cpu_model() -> str:
-    """Return the name of this machine's processor, also on systems without /proc."""
+    """Return the name of this machine's processor. This also works on systems without /proc."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if found := re.search(r"^model name[ \t]*:[ \t]*(.*)$", text, re.MULTILINE):
@@ -75,14 +76,14 @@ def cpu_model() -> str:
 
 
 def gpus_of_driver() -> int:
-    """Return how many GPUs NVIDIA's driver lists."""
+    """Return the number of GPUs that NVIDIA's driver lists, or 0 without a driver."""
     with suppress(OSError):
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     return 0
 
 
 def check_machine(config: RunConfig | None) -> list[Finding]:
-    """Check the processors and GPUs of this machine.
+    """Check this machine's processors and GPUs, and return the findings.
 
     Raises ImportError if torch is not installed.
     """
@@ -97,7 +98,10 @@ def check_machine(config: RunConfig | None) -> list[Finding]:
 
 
 def judge_processors(num_usable: int, ranks: int) -> Finding:
-    """Judge the processors, of which this process may use `num_usable` hardware threads."""
+    """Return a finding about the processors, which must suffice for `ranks` ranks.
+
+    `num_usable` is the number of hardware threads that this process may use.
+    """
     name = "machine.cpu"
     found = f"{cpu_model()}, {memory_bytes() / _GIB:.0f} GiB, {num_usable} usable threads"
     if num_usable < ranks:
@@ -109,7 +113,11 @@ def judge_processors(num_usable: int, ranks: int) -> Finding:
 def judge_gpus(
     gpus: Sequence[Gpu], num_of_driver: int, built_for: str, config: RunConfig | None
 ) -> list[Finding]:
-    """Judge the GPUs that torch can use. The driver lists `num_of_driver` of them."""
+    """Return findings about the GPUs that torch can use.
+
+    `num_of_driver` is the number of GPUs that the driver lists, and `built_for` names the torch
+    build.
+    """
     name, wanted = "machine.gpus", None if config is None else config.run.device
     if not gpus and num_of_driver:
         found = f"the driver lists {num_of_driver} GPUs, but {built_for} can use none"
@@ -135,18 +143,21 @@ def judge_gpus(
 
 
 def _ranks(config: RunConfig | None) -> int:
-    """Return the number of ranks on this machine."""
+    """Return the number of ranks per node that the config needs, or 1 without a config."""
     return 1 if config is None else config.parallel.ranks_per_node
 
 
 def check_disk(config: RunConfig | None) -> list[Finding]:
-    """Check the free space in the current directory, where runs are written by default."""
+    """Check the free space in the current directory.
+
+    By default, runs are written there.
+    """
     here = Path.cwd()
     return [judge_free(here, shutil.disk_usage(here).free)]
 
 
 def judge_free(where: Path, free_bytes: int) -> Finding:
-    """Judge the free space for logs and checkpoints."""
+    """Return a finding about whether the free space suffices for logs and checkpoints."""
     name, found = "disk", f"{free_bytes / _GIB:,.1f} GiB free in {where}"
     remedy = "free some space, or pass a --run-dir on another file system"
     if free_bytes < LEAST_FREE_BYTES:
@@ -163,9 +174,9 @@ class Package:
     Args:
         name: name on PyPI.
         module: module that is imported.
-        use: what needs it.
+        use: what the package is needed for.
         lowest: oldest version that was tested.
-        below: first version that was not tested, empty if there is no upper limit.
+        below: first version that is too new to have been tested, empty if there is no such limit.
         install: how to get an optional package, empty if the package is required.
     """
 
@@ -209,7 +220,7 @@ OPTIONAL = (
 
 
 def check_packages(config: RunConfig | None) -> list[Finding]:
-    """Check the required packages, and the optional ones that this config or a GPU needs."""
+    """Check the required packages, and those optional ones that the config or a GPU needs."""
     needed = needed_here(config, has_gpus=gpus_of_driver() > 0)
     packages = [*NEEDED, *(package for package in OPTIONAL if package.name in needed)]
     elsewhere = {name: directory for directory, name in shadowed_packages()}
@@ -224,7 +235,7 @@ def check_packages(config: RunConfig | None) -> list[Finding]:
 
 
 def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
-    """Return the names of the optional packages that the config or a GPU needs."""
+    """Return the names of the optional packages that the config or this machine's GPUs need."""
     needed = {"triton"} if has_gpus else set()
     if config is not None:
         choices = {"apex": "apex", "dali": "nvidia-dali", "mpi_readers": "mpi4py"}
@@ -234,7 +245,10 @@ def needed_here(config: RunConfig | None, *, has_gpus: bool) -> set[str]:
 
 
 def judge(package: Package, version: str | None) -> Finding:
-    """Judge a package by its version: None if it is not installed, "" if it is unknown."""
+    """Return a finding about a package.
+
+    `version` is None if the package is not installed, and "" if its version is unknown.
+    """
     name = f"packages.{package.name}"
     if version is None and package.install:
         return warn(name, f"not installed, but needed for {package.use}", package.install)
@@ -250,7 +264,10 @@ def judge(package: Package, version: str | None) -> Finding:
 
 
 def installed_version(package: Package) -> str | None:
-    """Return a package's version, "" if it is unknown, or None if the module is not found."""
+    """Return the installed version of a package.
+
+    Returns "" if the version is unknown, or None if the package's module is not found.
+    """
     try:
         spec = importlib.util.find_spec(package.module)
     except (ImportError, ValueError):  # the parent package of a sub-module is missing
@@ -264,10 +281,10 @@ def installed_version(package: Package) -> str | None:
 
 
 def check_all_reduce(config: RunConfig | None) -> list[Finding]:
-    """Start ranks on this machine that check an all-reduce and print the result.
+    """Start ranks on this machine, which check an all-reduce and print the result.
 
-    The number of ranks is that of the config, otherwise one per GPU, and at least two. Raises
-    ConfigError if the machine cannot run that many.
+    The config sets the number of ranks. Without a config, there is one rank per GPU. At least two
+    ranks are started. Raises ConfigError if the machine cannot run so many ranks.
     """
     from mlperf_bert.distributed.spawn import run_on_ranks
 
@@ -294,7 +311,7 @@ CHECKS: dict[str, Callable[[RunConfig | None], list[Finding]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `doctor`."""
+    """Add the command-line options of `doctor` to its parser."""
     describe(
         parser,
         "Check processors, GPUs, memory, disk, packages, and an all-reduce between ranks. Print "
@@ -307,9 +324,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print each finding as soon as it is known. Returns 0, or 1 if a check fails.
+    """Run all checks, and print each finding as soon as it is known.
 
-    Raises ConfigError for a wrong option.
+    Returns 0, or 1 if a check fails. Raises ConfigError for a wrong option.
     """
     if args.set and args.config is None:
         raise ConfigError("--set", "needs --config", "add --config FILE")
@@ -323,7 +340,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examined(name: str, config: RunConfig | None) -> list[Finding]:
-    """Run one check, and turn an error into a finding, so that the other checks still run."""
+    """Run one check and return its findings.
+
+    An error of the check becomes a finding, so that the other checks still run.
+    """
     try:
         return CHECKS[name](config)
     except UserError as error:

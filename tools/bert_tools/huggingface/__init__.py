@@ -1,1 +1,1 @@
-"""Reading and writing of models in the format of Hugging Face."""
+"""Read and write models in the format of Hugging Face."""

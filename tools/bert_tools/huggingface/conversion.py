@@ -1,8 +1,8 @@
-"""Conversion of another program's weights to a checkpoint.
+"""Convert another program's weights to a checkpoint.
 
-Everything is planned and checked before anything is written. The checkpoint has the weights, a
-config that describes the model, the vocabulary, and in the manifest the origin of the weights. It
-has no optimizer state.
+A conversion is planned and checked completely before anything is written. The checkpoint contains
+the weights, a config that describes the model, and the vocabulary. Its manifest records the origin
+of the weights. It contains no optimizer state.
 """
 
 import hashlib
@@ -60,9 +60,9 @@ _SPARE_BYTES = 2**20  # for JSON and headers
 class Conversion:
     """The plan of a conversion, made before anything is written.
 
-    `shapes` has the shapes of our parameters by name. `drawn` names the parameters of the masked-LM
-    head if the source has none. `ignored` maps each tensor of the source that our model does not
-    use to the reason.
+    `shapes` has the shapes of our parameters by name. `drawn` names the parameters to initialize
+    randomly, which are those of the masked-LM head if the source has none. `ignored` maps the name
+    of each unused tensor of the source to the reason.
     """
 
     source: Source
@@ -74,11 +74,15 @@ class Conversion:
 
     @property
     def word_rows(self) -> int:
-        """Number of rows of the source's word embedding."""
+        """Number of rows in the source's word embedding."""
         return self.source.weights[self.source.family.words].shape[0]
 
     def weight(self, name: str) -> Tensor:
-        """Return one of our parameters, float32, in our shape. Raises CheckpointError."""
+        """Return one of our parameters as a float32 tensor in our shape.
+
+        It is read from the source, or randomly initialized if it is in `drawn`. Raises
+        CheckpointError.
+        """
         shape, family = self.shapes[name], self.source.family
         if name not in self.drawn:
             found = self.source.weights[name].read()
@@ -95,9 +99,10 @@ class Conversion:
 
 
 def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Missing) -> Conversion:
-    """Match every tensor to a parameter and check its shape, without reading the weights.
+    """Plan a conversion: match every tensor to a parameter and check its shape.
 
-    Raises CheckpointError, ConfigError or DataError.
+    The weights are not read. `missing` decides whether to initialize a missing masked-LM head
+    randomly or to raise an error. Raises CheckpointError, ConfigError or DataError.
     """
     words = source.family.words
     if words not in source.weights:
@@ -121,13 +126,19 @@ def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Miss
 
 
 def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of our parameters by name, without allocating memory for them."""
+    """Return the shape of each of our parameters, by name.
+
+    The parameters are on the meta device, so they need no memory.
+    """
     parameters = BertForPretraining(model, torch.device("meta")).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
 
 
 def _incomplete(source: Source, name: str) -> CheckpointError:
-    """Return the error for a missing tensor. It lists tensors with a similar name."""
+    """Return the error for a source that lacks the tensor `name`.
+
+    Its message lists the tensors that have a similar name.
+    """
     tail = name.removeprefix(source.family.body)
     similar = [in_brief(each) for each in (*source.weights, *source.ignored) if each.endswith(tail)]
     problem = f"{name} is missing" + (f" (found {', '.join(similar)})" if similar else "")
@@ -135,10 +146,10 @@ def _incomplete(source: Source, name: str) -> CheckpointError:
 
 
 def _config_of(source: Source, num_tokens: int) -> RunConfig:
-    """Return a config with the source's model. Raises ConfigError.
+    """Return a config whose section [model] describes the source. Raises ConfigError.
 
-    The sections other than [model] are only there because a config must have them. Training uses
-    its own.
+    The other sections have arbitrary values, because a config needs all sections. Training from
+    this checkpoint uses another config.
     """
     model = dict(source.settings)
     model["vocab_size"] = num_tokens
@@ -162,9 +173,11 @@ def _config_of(source: Source, num_tokens: int) -> RunConfig:
 def _drawn(
     source: Source, shapes: Mapping[str, tuple[int, ...]], missing: Missing
 ) -> tuple[str, ...]:
-    """Return the names of the masked-LM head's parameters if the source has none of them.
+    """Return the names of the parameters to initialize randomly.
 
-    Raises CheckpointError if `missing` is "refuse", or if another parameter is missing.
+    These are all parameters of the masked-LM head if the source has none of them, otherwise none.
+    Raises CheckpointError if `missing` is "refuse" and the head is missing, or if any other
+    parameter is missing.
     """
     head = source.family.head
     absent = tuple(name for name in shapes if name not in source.weights)
@@ -181,9 +194,9 @@ def _drawn(
 def _unused(
     source: Source, shapes: Mapping[str, tuple[int, ...]], objective: str
 ) -> dict[str, str]:
-    """Return the tensors that our model does not use, and why.
+    """Return the names of the tensors that our model does not use, with the reason for each.
 
-    Raises CheckpointError if leaving one out would change the model's results, or if a tensor has
+    Raises CheckpointError if ignoring a tensor would change the model's results, or if a tensor has
     the wrong shape.
     """
     unused, kind = {}, ARCHITECTURES[source.family.architecture]
@@ -206,7 +219,10 @@ def _unused(
 
 
 def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str]) -> None:
-    """Write the checkpoint directory. Raises CheckpointError, in which case it leaves no files."""
+    """Write the checkpoint directory `out` of a conversion.
+
+    `origin` is recorded in the manifest. Raises CheckpointError, and then leaves no files.
+    """
     if step_of(out) > 0:
         problem = "the name is that of a training step, but these weights belong to step 0"
         raise CheckpointError(str(out), problem, "choose another name")
@@ -239,7 +255,10 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 
 
 def _starting_config(model: ModelSection) -> str:
-    """Return pretrain_cpu with this model and with a learning rate for further training."""
+    """Return the text of a config for training from the converted weights.
+
+    It is the config pretrain_cpu with this model and with a learning rate for further training.
+    """
     tables = read_toml(find_config("pretrain_cpu"))
     tables["model"] |= settings_of(model)
     length = min(tables["data"]["max_seq_length"], model.max_position_embeddings)

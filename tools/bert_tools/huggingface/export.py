@@ -1,9 +1,10 @@
-"""The command `export`: write a checkpoint as a directory that `transformers` loads.
+"""The command `export`, which writes a checkpoint as a directory that `transformers` loads.
 
-The directory has the weights, the config and the tokenizer. The checkpoint's digests are checked
-first, and a failed export leaves no directory. Converting it back gives bit-for-bit the same
-weights. After `pretrain`, the directory also has a model card, README.md. It describes the model's
-data, its accuracy and how to load it, from the facts in the run's `pretrain.json`.
+The directory contains the weights, the config and the tokenizer. The command first checks the
+checkpoint's digests. If it fails, it leaves no directory. Converting the directory back gives
+bit-identical weights. The checkpoint of a `pretrain` run is exported with a model card, README.md.
+It describes the model's data, its accuracy and how to load it, with the facts from the run's
+`pretrain.json`.
 """
 
 import argparse
@@ -37,7 +38,7 @@ _SPARE_BYTES = 16 * 2**20  # for tokenizer files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `export`."""
+    """Add the command-line options of `export` to its parser."""
     describe(
         parser,
         "Write a checkpoint as a directory that Hugging Face transformers loads, with weights, "
@@ -55,16 +56,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export the checkpoint, and print what was written."""
+    """Export the checkpoint, and print what was written. Returns the exit status."""
     print(export_huggingface(args.checkpoint, args.out, args.vocab))
     print(f"wrote {args.out}")
     return 0
 
 
 def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = None) -> str:
-    """Write `out`, which must not exist. Returns a line that says what it contains.
+    """Export a checkpoint to the new directory `out`, and return a line that describes it.
 
-    Raises CheckpointError, ConfigError or DataError.
+    Raises CheckpointError if `out` exists, and CheckpointError, ConfigError or DataError if the
+    checkpoint or its vocabulary cannot be used.
     """
     # Imported here because importing torch takes seconds, and modules that use only names of this
     # one do not need it.
@@ -113,7 +115,10 @@ def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = No
 
 
 def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token_id: int) -> bytes:
-    """Return the contents of config.json for a word embedding of `num_rows` rows."""
+    """Return the contents of config.json for a model.
+
+    `num_rows` is the number of rows of the exported word embedding.
+    """
     values = {
         "architectures": [architecture],
         **stated_settings(model),
@@ -127,12 +132,12 @@ def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Facts that `pretrain` records because the weights do not contain them.
+    """Facts about a model that `pretrain` records for the model card.
 
-    A fact is None if it was not recorded. Accuracies, 0 .. 1, are over the masked tokens of the
-    held-out set: `accuracy` of the last weights, `untrained` of the initial weights, and that of
-    the context-free baseline. `characters` counts the whole text, and `left_out` the part of it
-    that is neither in the training set nor in the held-out set.
+    A fact is None if it was not recorded. Accuracies, 0 .. 1, are fractions of the held-out set's
+    masked tokens. `accuracy` is that of the final weights, and `untrained` that of the initial
+    weights. `characters` is the length of the whole text. `left_out` is the number of its
+    characters that are neither in the training set nor in the held-out set.
     """
 
     accuracy: float
@@ -146,7 +151,7 @@ class Facts:
     example: str | None = None
 
     def accuracy_in_words(self) -> str:
-        """Return the accuracy and what to compare it with, as part of a sentence."""
+        """Return a phrase with the accuracy and the values to compare it with."""
         others = [f"{self.untrained:.4f} before training"]
         if self.context_free_accuracy is not None:
             baseline = f"{self.context_free_accuracy:.4f} of a context-free baseline"
@@ -154,7 +159,7 @@ class Facts:
         return f"held-out accuracy {self.accuracy:.4f} (compared with {', and '.join(others)})"
 
     def data_in_words(self) -> str:
-        """Return sentences that describe the training text."""
+        """Return sentences for the model card that describe the training text."""
         if self.documents is None:
             return "The run did not record which text the model was trained on."
         words = f"The model was trained on {self.documents:,} documents."
@@ -169,9 +174,10 @@ class Facts:
 
 
 def read_facts(run_dir: Path, step: int) -> Facts | None:
-    """Read the facts in a run's directory, or return None if they are missing or of another step.
+    """Read the facts about a run from the file in its directory.
 
-    Raises DataError if the file is damaged.
+    Returns None if there is no file, or if it describes another step than `step`. Raises DataError
+    if the file is damaged.
     """
     path = run_dir / PRETRAIN_FACTS
     if not path.exists():
@@ -187,7 +193,10 @@ def read_facts(run_dir: Path, step: int) -> Facts | None:
 def model_card(
     config: RunConfig, architecture: str, samples: int, facts: Facts, first: str
 ) -> bytes:
-    """Return the contents of README.md. `first` names the initial weights if they were loaded."""
+    """Return the contents of README.md, the model card.
+
+    `first` names the initial weights if they were loaded from a checkpoint.
+    """
     model, data, optim = config.model, config.data, config.optim
     masks = "drawn anew each time" if data.masking == "dynamic" else "stored with the data"
     example = f"\nA held-out sentence with one mask: {facts.example}\n" if facts.example else ""

@@ -1,4 +1,4 @@
-"""The command `fill`: print a model's most probable words for each [MASK] of a text.
+"""The command `fill`, which prints a model's most probable words for each [MASK] of a text.
 
 Shape letters: T tokens of the text, P masked positions, V vocabulary (padded).
 """
@@ -23,7 +23,7 @@ MOST = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `fill`."""
+    """Add the command-line options of `fill` to its parser."""
     describe(
         parser,
         "Print the words that a checkpoint predicts for each [MASK] of a text, with their "
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the most probable words, one per line.
+    """Print the most probable words for each [MASK], one per line. Returns the exit status.
 
     Raises ConfigError, CheckpointError or DataError.
     """
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token of the vocabulary and its probability, 0 .. 1."""
+    """A token that may replace a [MASK], and its probability, 0 .. 1."""
 
     token: str
     probability: float
@@ -89,10 +89,10 @@ class Candidate:
 def fill(
     model: "BertForPretraining", vocabulary: "AnyVocabulary", text: str, top: int
 ) -> list[list[Candidate]]:
-    """Return the `top` candidates for each [MASK] of a text, the most probable first.
+    """Return the `top` most probable tokens for each [MASK] of a text, in descending order.
 
-    The model must be in evaluation mode. If there are several [MASK], each is predicted without
-    knowing the others. Special tokens are never candidates.
+    The model must be in evaluation mode. If the text has several [MASK], each one is predicted
+    independently of the others. Special tokens are never candidates.
 
     Raises:
         ConfigError: the text has no [MASK], or is too long for the model.
@@ -118,7 +118,7 @@ def fill(
 
 
 def _spelled(token: int, vocabulary: "AnyVocabulary") -> str:
-    """Return the text of a token."""
+    """Return the text that a token id stands for."""
     from mlperf_bert.vocabulary.word_pieces import Vocabulary
 
     if isinstance(vocabulary, Vocabulary):
@@ -129,7 +129,7 @@ def _spelled(token: int, vocabulary: "AnyVocabulary") -> str:
 
 
 def _batch(tokens: list[int], vocabulary: "AnyVocabulary") -> "UnpaddedBatch":
-    """Return a batch of one sequence with one segment, whose [MASK] are the masked positions."""
+    """Return a batch that contains one sequence, whose [MASK] are the masked positions."""
     import torch
 
     from mlperf_bert.data.batch import IGNORED, empty_batch

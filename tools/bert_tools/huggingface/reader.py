@@ -1,8 +1,8 @@
-"""Reader of weights in the format of Hugging Face: a safetensors file and config.json.
+"""Read weights in the format of Hugging Face: safetensors files and config.json.
 
-The safetensors library reads the files. Nothing is unpickled, because a pickle from other people
-can run code. Opening a directory reads only headers and JSON, because the library maps the tensors
-into memory.
+The safetensors library reads the weights. Pickles are not supported, because a pickle from an
+untrusted source can run code. Opening a directory reads only the headers and the JSON files,
+because the library maps the tensors into memory.
 """
 
 from collections import Counter
@@ -40,15 +40,15 @@ _WHOLE = "download or copy the complete file again"
 
 
 def is_huggingface(directory: Path) -> bool:
-    """Return whether a directory has the format of Hugging Face, and is not one of our own."""
+    """Return whether a directory has Hugging Face's format and is not one of our checkpoints."""
     ours = (directory / name for name in (MANIFEST, LATEST))
     return is_there(directory / CONFIG) and not any(map(is_there, ours))
 
 
 def open_huggingface(folder: Path) -> Source:
-    """Open the weights and settings of a directory, and read only headers and JSON.
+    """Open the weights and settings of a directory, without reading the weights.
 
-    Raises CheckpointError.
+    Only the headers and the JSON files are read. Raises CheckpointError.
     """
     check_directory(folder, HUGGINGFACE)
     path = folder / CONFIG
@@ -77,7 +77,10 @@ def open_huggingface(folder: Path) -> Source:
 
 
 def _stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of a directory into memory, by name. Raises CheckpointError."""
+    """Map the tensors of a directory into memory, and return them by name.
+
+    Raises CheckpointError.
+    """
     if is_there(folder / SINGLE):
         return read_safetensors(folder / SINGLE)
     for name in _PICKLED:
@@ -90,10 +93,10 @@ def _stored_tensors(folder: Path) -> dict[str, Tensor]:
 def _sorted_out(
     folder: Path, stored: Mapping[str, Tensor], family: Family
 ) -> tuple[dict[str, Weight], dict[str, str]]:
-    """Return the weights by our names, and the names of ignored tensors with the reason for each.
+    """Return the weights by our names, and the ignored tensors with the reason for each.
 
-    Models for other tasks may have parts of a masked-LM head, but without its bias. Those parts are
-    ignored.
+    Models for other tasks may have a part of a masked-LM head, but not the bias of its decoder. In
+    this case, the part is ignored.
     """
     names = our_names(stored, family)
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
@@ -121,7 +124,10 @@ def _sorted_out(
 
 
 def _weight(tensor: Tensor, where: str) -> Weight:
-    """Return a tensor as a weight. bfloat16 is read as float32, because numpy does not have it."""
+    """Return a tensor as a `Weight`.
+
+    bfloat16 is converted to float32, because numpy has no bfloat16.
+    """
     is_bfloat16 = tensor.dtype == torch.bfloat16
     return Weight(
         shape=tuple(tensor.shape),
@@ -132,14 +138,17 @@ def _weight(tensor: Tensor, where: str) -> Weight:
 
 
 def _check_copy(copy: Weight, original: Weight, name: str) -> None:
-    """Raise CheckpointError unless both weights are equal."""
+    """Raise CheckpointError unless a duplicated weight is equal to the `original` weight."""
     if copy.shape != original.shape or not np.array_equal(copy.read(), original.read()):
         problem = f"differs from {name}, but this program uses one weight for both"
         raise CheckpointError(copy.where, problem, "pass a model with a tied decoder")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Map the tensors of a file into memory. Raises CheckpointError if it is missing or damaged."""
+    """Map the tensors of a safetensors file into memory, by name.
+
+    Raises CheckpointError if the file is missing or damaged.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,8 +1,8 @@
-"""Vocabularies in the format of Hugging Face: find those of given weights, and export our own.
+"""Vocabularies in the format of Hugging Face: find the one of given weights, and export ours.
 
-`tokenizer.json` is the format of the `tokenizers` library. It describes how text is cleaned and
-split into words and word pieces. `vocabulary/word_pieces.py` differs from the library for some
-characters, which it names.
+`tokenizer.json` is the format of the `tokenizers` library. It describes how to clean text and split
+it into words and word pieces. Our own word pieces differ from the library's for some characters,
+which `vocabulary/word_pieces.py` lists.
 """
 
 import json
@@ -85,10 +85,11 @@ _MUST_NOT_BE_FALSE = ("do_lower_case", "strip_accents", "tokenize_chinese_chars"
 
 
 def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
-    """Return the token ids of [CLS], the text, and [SEP], encoded as `prepare` does it.
+    """Return the token ids of [CLS], a text with masked words, and [SEP].
 
-    A masked word is written as [MASK] or as the vocabulary's own mask token. Raises ConfigError if
-    the text has none, or if there are more than `most` tokens.
+    The text is encoded as `prepare` does. A masked word is written as [MASK] or as the vocabulary's
+    own mask token. Raises ConfigError if the text has no masked word, or if there are more than
+    `most` tokens.
     """
     encoder = make_encoder(vocabulary)
 
@@ -113,14 +114,14 @@ def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
 
 
 def _own_mask(vocabulary: AnyVocabulary) -> str:
-    """Return the vocabulary's own name for [MASK]."""
+    """Return the text of the vocabulary's mask token, such as [MASK] or <mask>."""
     if isinstance(vocabulary, TokenizerFile):
         return str(vocabulary.tokenizer.id_to_token(vocabulary.mask_id))
     return MASK
 
 
 def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str, bytes]:
-    """Return the names and contents of the tokenizer files for a model."""
+    """Return the contents of a model's tokenizer files, by file name."""
     # This class uses tokenizer.json unchanged. BertTokenizer would limit words to 100 letters.
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings["model_max_length"] = model.max_position_embeddings
@@ -143,7 +144,7 @@ def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str,
 
 
 def _as_trained(file: TokenizerFile) -> bytes:
-    """Return the contents of a tokenizer.json that adds special tokens as training did.
+    """Return the contents of a tokenizer.json that adds special tokens in the same way as training.
 
     Training sequences have a special token at both ends. In vocabularies that keep spaces, a mask
     replaces a word together with the space before it. The file is returned unchanged if it already
@@ -170,7 +171,10 @@ def _as_trained(file: TokenizerFile) -> bytes:
 
 
 def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
-    """Return the post-processor that makes [CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
+    """Return the post-processor that adds special tokens to one or two texts.
+
+    It makes [CLS] A [SEP] of a text A, and [CLS] A [SEP] B [SEP] of two texts A and B.
+    """
     (first,), (last,) = cls, sep
     ends = (_piece("SpecialToken", first, 0), _piece("SpecialToken", last, 0))
     single = (ends[0], _piece("Sequence", "A", 0), ends[1])
@@ -186,7 +190,7 @@ def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
 
 
 def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
-    """Return the `tokenizer.json` of a list of word pieces."""
+    """Return the contents of a tokenizer.json for a list of word pieces, as a JSON object."""
     as_ours = {name: allowed[0] for name, allowed in _AS_OURS["model"].items()}
     return {
         "version": "1.0",
@@ -208,11 +212,12 @@ def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
 
 
 def _splitting() -> dict[str, Any]:
-    """Return the sections of tokenizer.json that clean and split text into words like training.
+    """Return the sections of tokenizer.json that clean text and split it into words.
 
-    The library's own rules for BERT (`_AS_OURS`) differ for 7,000 characters: private use, some
-    ideographs, and marks and punctuation that are newer than its tables. Therefore every set of
-    characters is listed explicitly, as in the Unicode version of this Python.
+    They give the same words as in training. The library's own rules for BERT (`_AS_OURS`) differ
+    for 7,000 characters, for example for private-use characters, some ideographs, and recent marks
+    and punctuation that its tables lack. Therefore the sections list every set of characters
+    explicitly, according to the Unicode version of this Python.
     """
     spaces, dropped, marks, alone = _character_sets()
     return {
@@ -247,7 +252,10 @@ def _splitting() -> dict[str, Any]:
 
 @cache
 def _character_sets() -> tuple[str, str, str, str]:
-    """Return patterns for spaces, dropped characters, accents, and characters that are words."""
+    """Return regular expressions for four sets of characters.
+
+    The sets are spaces, characters to drop, accents, and characters that are words of their own.
+    """
     chars = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
     return (
         _any_of([char for char in chars if is_space(char)]),
@@ -262,7 +270,10 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _any_of(chars: Sequence[str]) -> str:
-    """Return a regular expression that matches one of `chars`, which must be in ascending order."""
+    """Return a regular expression that matches any one of `chars`.
+
+    The characters must be in ascending order.
+    """
     codes = [ord(char) for char in chars]
     starts = [code for before, code in pairwise([-2, *codes]) if code != before + 1]
     ends = [code for code, after in pairwise([*codes, sys.maxunicode + 2]) if after != code + 1]
@@ -286,9 +297,10 @@ def _json(values: Mapping[str, Any]) -> bytes:
 def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     """Load the given vocabulary, or the one next to the weights.
 
-    That is vocab.txt if the model's tokenizer splits text like our word pieces, and tokenizer.json
-    otherwise. Raises DataError and ConfigError like `load_any_vocabulary`, and CheckpointError if
-    there is no vocabulary or none splits text like the model's tokenizer.
+    Next to the weights, this is vocab.txt if the model's tokenizer splits text like our word
+    pieces, and tokenizer.json otherwise. Raises DataError or ConfigError as `load_any_vocabulary`
+    does. Raises CheckpointError if there is no vocabulary, or if none splits text like the model's
+    tokenizer.
     """
     if given is not None:
         return load_any_vocabulary(given)
@@ -323,10 +335,11 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
 
 
 def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
-    """Return the tokens that other files add to those of vocab.txt, in the order of their ids.
+    """Return the tokens that other files add to vocab.txt, in the order of their ids.
 
-    They become ordinary words, so one with capitals or punctuation is kept but never matches text.
-    Raises CheckpointError if their ids do not follow those of vocab.txt, or a token has two ids.
+    The vocabulary keeps them as ordinary words. A word with capital letters or punctuation never
+    matches, because text is first converted to lower case and split at punctuation. Raises
+    CheckpointError if the ids do not directly follow those of vocab.txt, or if a token has two ids.
     """
     found: dict[str, int] = {}
     path = folder / ADDED_TOKENS
@@ -350,7 +363,10 @@ def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
 
 
 def _splits_alike(path: Path, words: Vocabulary) -> bool:
-    """Return whether a tokenizer.json has these words and splits like ours. Raises DataError."""
+    """Return whether a tokenizer.json has these words and splits text as our word pieces do.
+
+    Raises DataError if the file is damaged.
+    """
     found = read_json(path, missing="no such file", remedy=_REMEDY)
     for section, settings in _AS_OURS.items():
         values = found.get(section)
@@ -367,10 +383,11 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
 
 
 def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocabulary:
-    """Load the vocabulary in `given`, or otherwise the one in the checkpoint or above it.
+    """Load the vocabulary that a checkpoint was trained with.
 
-    Raises CheckpointError if there is none or its digest differs, and DataError and ConfigError
-    like `load_any_vocabulary`.
+    This is the file `given` or, if that is None, the file in the checkpoint or in a directory above
+    it. Raises CheckpointError if there is no file, or if its digest is not `sha256`. Raises
+    DataError or ConfigError as `load_any_vocabulary` does.
     """
     path = given or vocabulary_file(checkpoint)
     vocabulary = load_any_vocabulary(path)
@@ -381,7 +398,11 @@ def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocab
 
 
 def vocabulary_file(checkpoint: Path) -> Path:
-    """Return the first vocabulary in the checkpoint or above it. Raises CheckpointError if none."""
+    """Return the vocabulary file of a checkpoint.
+
+    This is the file in the checkpoint, or in the closest directory above it that has one. Raises
+    CheckpointError if there is none.
+    """
     directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
     paths = (directory / name for directory in directories for name in VOCABULARY_FILES)
     path = next((path for path in paths if path.exists()), None)

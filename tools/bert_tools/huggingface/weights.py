@@ -1,13 +1,14 @@
-"""Names and settings of other programs' models, and how they map to ours.
+"""Map the names and settings of other programs' models to ours.
 
-Our parameters have the names of Hugging Face's BertForPreTraining and ModernBertForMaskedLM. A
-`Family` for each of the two architectures describes what import and export must know about its
-names and settings, including those of the library's other classes for the same architecture.
+Our parameters have the names of Hugging Face's BertForPreTraining and ModernBertForMaskedLM. For
+each of these two architectures, a `Family` describes the names and settings that import and export
+need. It also covers the library's other classes for the same architecture.
 
-Our word embedding has a multiple of 8 rows (decision 0002). If a source has one row per word,
-padding rows are added, which never change a result. A row of zeros with a bias of PADDING_BIAS has
-a probability of exactly zero in the softmax, and therefore a gradient of zero. So training does not
-change the row, loss and accuracy are the same without it, and export recognizes and omits it.
+The number of rows of our word embedding is a multiple of 8 (decision 0002). If a source has one row
+per word, padding rows are added, which never change a result. A padding row consists of zeros and
+has the bias PADDING_BIAS, so its softmax probability and its gradient are exactly zero. Therefore
+training does not change the row, and loss and accuracy are the same without it. Export recognizes
+padding rows and omits them.
 """
 
 import re
@@ -42,19 +43,21 @@ class Family:
 
     Args:
         architecture: our name of the architecture.
-        class_name: beginning of the names of the library's classes.
-        body: prefix of all names except those of heads. A model without heads omits it.
+        class_name: prefix of the names of the library's classes.
+        body: prefix of all names except those of heads. A model without heads omits the prefix.
         layers: prefix of a layer's names, before its number.
         words: name of the word embedding.
         word_bias: name of the masked-LM decoder's bias.
-        segments: name of the token type embedding, which in some models has a single type.
+        segments: name of the token type embedding, which has a single row in some models.
         head: prefixes of the masked-LM head's names.
-        copies: tensors that some files duplicate -> our tensors that they must equal.
-        buffers: constants (position ids and zeros) that older releases stored with the weights.
-        numbers: the library's setting -> ours. Two settings may map to one of ours if they are
+        copies: maps a tensor that some files duplicate to the tensor of ours that it must equal.
+        buffers: names of constants (position ids and zeros) that older releases stored with the
+            weights.
+        numbers: maps the library's settings to ours. Two settings that map to the same one must be
             equal.
         defaults: defaults of our settings that differ from those of `ModelSection`.
-        fixed: settings that must have this value if a config has them. An export writes them too.
+        fixed: maps further settings of the library to their only supported value. An export writes
+            them.
     """
 
     architecture: Architecture
@@ -73,7 +76,7 @@ class Family:
 
     @property
     def fills(self) -> dict[str, float]:
-        """Tensors with one row per word -> the value for padding rows."""
+        """Map each tensor that has one row per word to the value that fills its padding rows."""
         return {self.words: 0.0, self.word_bias: PADDING_BIAS}
 
 
@@ -171,10 +174,11 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
-    """Map each tensor's name to ours, except that tensors outside the model keep their names.
+    """Map each tensor's name to our name.
 
-    This removes the parts of names that wrappers add. Such wrappers are DistributedDataParallel,
-    torch.compile, FSDP, or a module that contains the model.
+    Tensors that do not belong to the model keep their names. Prefixes that a wrapper added are
+    removed. Wrappers are DistributedDataParallel, torch.compile, FSDP, and modules that contain the
+    model.
     """
     plain = {name: _WRAPPED.sub("", name) for name in theirs}
     while (prefix := _wrapper(plain.values(), family)) is not None:
@@ -190,7 +194,7 @@ def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
 def _wrapper(names: Collection[str], family: Family) -> str | None:
     """Return the prefix that a wrapper added to all names, or None.
 
-    The `model.` of the architecture itself does not count.
+    The prefix `model.` is not counted as a wrapper's if the architecture itself uses it.
     """
     for prefix in _WRAPPERS:
         if names and all(name.startswith(prefix) for name in names):
@@ -201,10 +205,10 @@ def _wrapper(names: Collection[str], family: Family) -> str | None:
 
 
 def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of our section [model] for a config.json.
+    """Convert a config.json to the settings of our config section [model].
 
-    Raises KeyError or ValueError for a model that we do not support. Call it within
-    `files.reading`, which turns these into errors that name the file.
+    Raises KeyError or ValueError for a model that we do not support. Call this function within
+    `files.reading`, which turns these errors into ones that name the file.
     """
     kinds = {each.fixed["model_type"]: each for each in FAMILIES.values()}
     stated = config.get("model_type", "bert")
@@ -244,7 +248,10 @@ def _number(config: Mapping[str, Any], name: str) -> float:
 
 
 def _read_numbers(config: Mapping[str, Any], family: Family) -> dict[str, float]:
-    """Return our settings that are numbers, such as dropout. Raises ValueError."""
+    """Return those of our settings that are numbers, such as dropout.
+
+    Raises ValueError if a value is not a number, or if settings that must be equal differ.
+    """
     found: dict[str, float] = {}
     for theirs, ours in family.numbers.items():
         if config.get(theirs) is not None:
@@ -256,9 +263,9 @@ def _read_numbers(config: Mapping[str, Any], family: Family) -> dict[str, float]
 
 
 def _read_pattern(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """Return our settings for ModernBERT's two kinds of layers, from old and new configs.
+    """Return our settings for ModernBERT's two kinds of layers, from an old or a new config.
 
-    If a config has both the old and the new form of a setting, the new one counts, as in
+    If a config states a setting in the old and in the new form, the new form counts, as in
     transformers 5. Raises ValueError for a model that we do not support.
     """
     for name in _UNSUPPORTED:
@@ -273,7 +280,10 @@ def _read_pattern(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 
 
 def _read_bases(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the bases of rotary positions. Raises ValueError for other kinds of positions."""
+    """Return the bases of rotary position embeddings, by the names of our settings.
+
+    Raises ValueError for other kinds of positions.
+    """
     rope = config.get("rope_parameters") or {}
     for kind in rope.keys() - _ROPE_BASES.keys():
         problem = f"has {in_brief(kind)}, which is not a kind of this model's layers"
@@ -290,9 +300,10 @@ def _read_bases(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
-    """Return the period of layers with full attention, or None if the config does not state it.
+    """Return how many layers there are from one layer with full attention to the next.
 
-    The first layer must be one of them. Raises ValueError for another pattern.
+    Returns None if the config does not state it. The first layer must have full attention. Raises
+    ValueError if the layers do not follow such a pattern.
     """
     every = _size(config, _EVERY) if _EVERY in config else None
     kinds = config.get("layer_types")
@@ -308,10 +319,11 @@ def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
 
 
 def stated_settings(model: ModelSection) -> dict[str, Any]:
-    """Return the settings of config.json that describe a model, except its vocabulary.
+    """Return the settings for config.json that describe a model, without its vocabulary.
 
-    For ModernBERT they are in the form of `transformers` 5 and in that of 4.48. Special token ids
-    are set to None, because their defaults are those of a larger vocabulary.
+    For ModernBERT, they are stated in the form of `transformers` 5 and in that of version 4.48.
+    ModernBERT's special token ids are None, because the library's defaults belong to a larger
+    vocabulary.
     """
     family = FAMILIES[model.architecture]
     names = {**SIZES, **family.numbers}
@@ -332,7 +344,7 @@ def stated_settings(model: ModelSection) -> dict[str, Any]:
 
 
 def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArray[np.float32]:
-    """Truncate an array [R] or [R, D] to `num_rows` rows, or append rows of `fill`."""
+    """Truncate an array [R] or [R, D] to `num_rows` rows, or append rows of value `fill`."""
     if len(values) >= num_rows:
         return np.ascontiguousarray(values[:num_rows])
     padded = np.full((num_rows, *values.shape[1:]), fill, np.float32)
@@ -341,12 +353,14 @@ def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArra
 
 
 def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_tokens: int) -> int:
-    """Return the number of rows without the padding rows at the end (see the module's docstring).
+    """Return the number of rows without the padding rows at the end.
+
+    The docstring of this module defines padding rows.
 
     Args:
         words: word embedding, float32 [R, D].
         bias: bias of the masked-LM decoder, float32 [R].
-        num_tokens: size of the vocabulary, which is the smallest result.
+        num_tokens: size of the vocabulary. The result is never smaller.
     """
     spare = (bias == PADDING_BIAS) & ~words.any(axis=1)
     spare[:num_tokens] = False
@@ -355,13 +369,14 @@ def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a source, which `read` loads into memory.
+    """A tensor of another program's weights, whose method `read` loads it into memory.
 
     Args:
-        shape: shape in our layout, checked against the size of the file.
+        shape: shape in our layout, which has been checked against the size of the file.
         dtype: dtype in the file, such as float32 or bfloat16.
-        load: returns the values in our layout, bfloat16 as float32. May raise CheckpointError.
-        where: file and name, for error messages.
+        load: function that returns the values in our layout, with bfloat16 converted to float32. It
+            may raise CheckpointError.
+        where: file and name of the tensor, for error messages.
     """
 
     shape: tuple[int, ...]
@@ -370,7 +385,7 @@ class Weight:
     where: str
 
     def read(self) -> NDArray[np.float32]:
-        """Read the tensor as contiguous float32.
+        """Read the tensor as a contiguous float32 array.
 
         Raises CheckpointError if the values are not floating-point (for example 8-bit integers), or
         not finite.
@@ -387,17 +402,17 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Weights of another program.
+    """The opened weights of another program.
 
     Args:
         folder: directory of the weights, which is searched for a vocabulary.
         name: name of the checkpoint, without its directories.
         form: kind of checkpoint, such as "BertForMaskedLM" or "TensorFlow checkpoint".
-        weights: weights by our names. Tensors outside the model keep their names.
-        ignored: names in the source -> the reason for ignoring each.
+        weights: tensors by our names. A tensor that our model does not have keeps its name.
+        ignored: maps the name of each ignored tensor to the reason.
         settings: settings of our section [model].
         stated_in: file with these settings, for error messages.
-        published: name of the checkpoint, if its owner has published its digest.
+        published: name under which the checkpoint was published, empty unless its digest is known.
     """
 
     folder: Path
@@ -411,11 +426,11 @@ class Source:
 
     @property
     def family(self) -> Family:
-        """Names and settings of the architecture."""
+        """Names and settings of the source's architecture."""
         return FAMILIES[self.settings["architecture"]]
 
     @property
     def origin(self) -> dict[str, str]:
-        """Origin of the weights, for the manifest of a checkpoint."""
+        """Origin of the weights, as recorded in the manifest of a checkpoint."""
         origin = {"name": self.name, "form": self.form, "published": self.published}
         return {key: value for key, value in origin.items() if value}

@@ -1,1 +1,4 @@
-"""Fine-tune BERT on questions (SQuAD) with data parallel, sharded or pipelined training."""
+"""Fine-tune BERT to answer questions (SQuAD).
+
+Training on several ranks is data-parallel, sharded or pipelined.
+"""

@@ -2,17 +2,19 @@
 
 The method follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3. The score of an answer is
 the sum of the scores of its first token as a start and of its last token as an end. The score of
-"no answer" is that sum for [CLS], and the lowest one of a question's windows counts. The higher of
-the two scores wins. As in the authors' program, a start counts only in the window that shows the
-most text on both sides of it. That program tries the 20 best starts with the 20 best ends. Here all
-pairs are tried, which never finds a lower score.
+"no answer" is the sum of both scores of [CLS]. If a question has several windows, the lowest of
+these sums counts. The question gets an answer unless "no answer" has a higher score. As in the
+authors' program, a start counts only in the window that shows the most text on both sides of it.
+That program combines only the 20 best starts with the 20 best ends. This module tries all pairs, so
+its best score is never lower.
 
 Exact match and F1 are defined by SQuAD v2.0 (arXiv 1606.05250, 1806.03822). Both compare normalized
-texts, which are in lower case, without ASCII punctuation and the articles a, an and the, and with
-single spaces. Exact match is 1 if the texts are equal. F1 is the harmonic mean of precision and
-recall of their words, and each word counts as often as it occurs. If one of the texts has no words,
-F1 is 1 if both have none. If there are several right answers, the best result counts. Right answers
-that are empty after normalization do not count. If no other is left, the right answer is empty.
+texts. Normalization converts a text to lower case, removes ASCII punctuation and the articles a, an
+and the, and leaves single spaces between words. Exact match is 1 if the texts are equal. F1 is the
+harmonic mean of precision and recall of their words, and each word counts as often as it occurs. If
+either text has no words, F1 is 1 if both texts have none, and 0 otherwise. If there are several
+right answers, the best result counts. Right answers that are empty after normalization are ignored.
+If none remains, only the empty answer is right.
 """
 
 import math
@@ -52,9 +54,10 @@ def find_answers(
 ) -> list[FoundAnswer]:
     """Find the best answer to every question, with at most `max_answer_length` tokens.
 
-    If scores are equal, the first window wins, then the first answer in the text, then the shortest
-    one. In a context without tokens the answer is "", with a score of minus infinity. `scores`
-    [T, 2], of the T tokens of the windows, must be finite.
+    Of several answers with the same score, the one in the first window wins, then the first one in
+    the text, then the shortest. If a context has no tokens, the answer is "" and its score is minus
+    infinity. `scores` [T, 2] has the start score and the end score of each of the windows' T
+    tokens. They must be finite.
     """
     borders = np.searchsorted(windows.question_of, np.arange(len(questions) + 1))
     offsets = windows.offsets
@@ -72,7 +75,7 @@ def _best_answer(
     scores: Scores,
     longest: int,
 ) -> FoundAnswer:
-    """Find the best answer to one question in its windows."""
+    """Find the best answer to a question in its windows, whose numbers are `of_question`."""
     first_pieces = windows.first_piece[of_question]
     counts = windows.lengths[of_question] - windows.segment_b_start[of_question] - 1
     shows_most = _window_with_most_context(first_pieces - first_pieces[0], counts)
@@ -103,11 +106,12 @@ def _best_answer(
 def _window_with_most_context(
     first: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return which window shows the most text around each token of a context, int64 [tokens].
+    """Return which window shows the most context around each token, int64 [tokens].
 
-    The side of the token with less text counts. If two windows show equally much, the longer window
-    wins. If both have the same length, the first wins. A window shows `counts` tokens from token
-    `first` of the context, both int64 [windows].
+    A window is rated by the number of tokens that it shows before or after the token, whichever is
+    smaller. If two windows have the same rating, the longer window wins. If both have the same
+    length, the first wins. Each window shows `counts` tokens of the context, beginning with token
+    `first`. Both arrays are int64 [windows].
     """
     context = np.full((len(first), int((first + counts).max())), -1, dtype=np.int64)
     for row, begin, count in zip(context, first, counts, strict=True):
@@ -119,7 +123,10 @@ def _window_with_most_context(
 
 
 def texts(questions: Questions, found: Sequence[FoundAnswer]) -> dict[str, str]:
-    """Return the answers by question id. The answer is "" if "no answer" has a higher score."""
+    """Return the text of each found answer, by question id.
+
+    The text is "" if "no answer" has a higher score.
+    """
     return {
         question.id: each.text if each.score >= each.no_answer_score else ""
         for question, each in zip(questions, found, strict=True)
@@ -127,9 +134,10 @@ def texts(questions: Questions, found: Sequence[FoundAnswer]) -> dict[str, str]:
 
 
 def mean_loss(scores: Scores, windows: Windows) -> float:
-    """Return the mean over windows of (cross-entropy of the start + of the end) / 2, in nats.
+    """Return the mean loss of the windows, in nats.
 
-    The result is not finite if a score is not finite.
+    The loss of a window is the mean of two cross-entropies, one for the answer's first token and
+    one for its last token. The result is not finite if a score is not finite.
     """
     first = windows.offsets[:-1]
     total = 0.0
@@ -142,20 +150,23 @@ def mean_loss(scores: Scores, windows: Windows) -> float:
 
 
 def normalized(text: str) -> str:
-    """Normalize a text for comparison, as the head of this module describes."""
+    """Normalize a text for comparison, as the docstring of this module describes."""
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def best_of(question: Question, answer: str) -> tuple[float, float]:
-    """Return exact match and F1, 0 to 1, each compared with the nearest right answer."""
+    """Return the exact match and the F1 of an answer to a question, both from 0 to 1.
+
+    If the question has several right answers, each measure is the highest over them.
+    """
     right = {normalized(each.text) for each in question.answers} - {""} or {""}
     bare = normalized(answer)
     return float(bare in right), max(_f1(text.split(), bare.split()) for text in right)
 
 
 def _f1(right: Sequence[str], words: Sequence[str]) -> float:
-    """Return F1 of the words of an answer, compared with those of a right answer."""
+    """Return the F1 of an answer's words, compared with the words of the right answer."""
     if not right or not words:
         return float(len(right) == len(words))
     num_common = (Counter(right) & Counter(words)).total()
@@ -164,10 +175,12 @@ def _f1(right: Sequence[str], words: Sequence[str]) -> float:
 
 
 def score(questions: Questions, predictions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Score the answers to all questions, by question id. "" means no answer.
+    """Return exact match and F1 of the answers to all questions.
 
-    Returns, for `all`, `answerable` and `unanswerable` questions, their number `questions` and the
-    means `exact_match` and `f1` in percent, which are None if there are no such questions.
+    `predictions` maps the id of each question to its answer, which is "" for no answer. The result
+    has an entry each for `all`, `answerable` and `unanswerable` questions. An entry has the number
+    of questions (`questions`), and the means `exact_match` and `f1` in percent. The means are None
+    if the entry has no questions.
     """
     values = np.array([best_of(each, predictions[each.id]) for each in questions])
     is_impossible = np.array([each.is_impossible for each in questions])

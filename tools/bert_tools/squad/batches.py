@@ -1,11 +1,12 @@
 """Plan which windows each update trains on, cut them into micro-batches, and build the batches.
 
 All engines use the same plan, which depends only on lengths and settings. Every rank computes the
-whole plan before the first update and can build any micro-batch, so that only hidden states are
-sent between ranks. Micro-batches have equal counts of windows and similar counts of tokens, by the
-presort policy of `data/balance.py`.
+whole plan before the first update and can build any micro-batch, so a pipeline needs to send only
+hidden states between ranks. The presort policy of `data/balance.py` gives all micro-batches the
+same number of windows and similar numbers of tokens.
 
-Shape letters: U updates, M micro-batches of an update, B windows of a micro-batch, T their tokens.
+Shape letters: U updates, M micro-batches of an update, B windows of a micro-batch, T tokens of
+these windows.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ MOST_SAMPLES = 2**27  # maximum samples of a run, because their numbers need 1 G
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """U updates of M micro-batches of B windows."""
+    """The windows of every update: U updates of M micro-batches of B windows."""
 
     windows: Int64Array  # [U, M, B], numbers of windows
     tokens: Int64Array  # [U, M]
@@ -42,8 +43,9 @@ class UpdatePlan:
     def make(cls, lengths: Int64Array, settings: SquadSettings) -> Self:
         """Plan all updates of a run.
 
-        Each epoch is a permutation of all windows, and an update may span two epochs. `lengths` are
-        the token counts of the windows. Raises ConfigError for more than MOST_SAMPLES samples.
+        Each epoch trains on all windows in a new random order, and an update may span two epochs.
+        `lengths` are the token counts of the windows. Raises ConfigError if the run has more than
+        MOST_SAMPLES samples.
         """
         updates, batch = settings.num_updates(len(lengths)), settings.global_batch
         if updates * batch > MOST_SAMPLES:
@@ -60,14 +62,17 @@ class UpdatePlan:
 
 
 def _cut(drawn: Int64Array, lengths: Int64Array, microbatches: int) -> Int64Array:
-    """Arrange the windows of an update as [M, B], with similar token counts in each row."""
+    """Divide the windows of an update into micro-batches [M, B] with similar token counts.
+
+    `drawn` has the numbers of the windows, and `lengths` the token counts of all windows.
+    """
     tokens = lengths[drawn].astype(np.float64)
     assignment = _BY_TOKENS(tokens.reshape(microbatches, 1, -1))
     return drawn[assignment.indices].reshape(microbatches, -1)
 
 
 def evaluation_batches(lengths: Int64Array) -> list[Int64Array]:
-    """Return the numbers of all windows, longest first, in batches of WINDOWS_AT_ONCE."""
+    """Return batches of at most WINDOWS_AT_ONCE window numbers, longest windows first."""
     order = np.argsort(-lengths, kind="stable")
     return [
         order[first : first + WINDOWS_AT_ONCE] for first in range(0, len(order), WINDOWS_AT_ONCE)
@@ -76,7 +81,7 @@ def evaluation_batches(lengths: Int64Array) -> list[Int64Array]:
 
 @dataclass(frozen=True, slots=True)
 class SpanBatch:
-    """B windows concatenated without padding and without masked positions, and their answers."""
+    """A micro-batch of B windows, concatenated without padding, and their answers."""
 
     tokens: UnpaddedBatch
     starts: Tensor  # int64 [B], the answer's first token within each window
@@ -84,11 +89,11 @@ class SpanBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens, T."""
+        """Return the total number of tokens, T."""
         return sum(self.tokens.lengths)
 
     def per_token(self, of_windows: Tensor) -> Tensor:
-        """Repeat the value of each window for each of its tokens, [B] -> [T]."""
+        """Expand one value per window [B] to one value per token [T]."""
         lengths = self.tokens.cu_seqlens.diff()
         return of_windows.repeat_interleave(lengths, output_size=self.num_tokens)
 
@@ -101,14 +106,14 @@ class SpanBatch:
 
 
 class WindowReader:
-    """Builds micro-batches from the windows of a question set."""
+    """Builds micro-batches from given windows of a question set."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
         self._first_tokens = np.cumsum(windows.lengths) - windows.lengths
 
     def batch(self, numbers: Sequence[int] | Int64Array) -> SpanBatch:
-        """Build a batch of the windows with these numbers, in this order, on the host."""
+        """Build a batch on the host from the windows with these numbers, in this order."""
         chosen = np.asarray(numbers, dtype=np.int64)
         windows = self._windows
         lengths = windows.lengths[chosen]
@@ -128,7 +133,7 @@ class WindowReader:
         return SpanBatch(batch, *answers)
 
     def positions(self, numbers: Int64Array) -> Int64Array:
-        """Return the positions of these windows' tokens in `Windows.input_ids`, int64 [T]."""
+        """Return where in `Windows.input_ids` the tokens of these windows are, int64 [T]."""
         lengths = self._windows.lengths[numbers]
         ends = np.cumsum(lengths)
         within: Int64Array = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
@@ -136,11 +141,12 @@ class WindowReader:
 
 
 def span_loss_sum(scores: Tensor, batch: SpanBatch) -> Tensor:
-    """Return the sum over windows of (cross-entropy of the start + of the end) / 2, in nats.
+    """Return the sum of the windows' losses, in nats.
 
-    Each cross-entropy covers the real tokens of the window (BERT, arXiv 1810.04805, section 4.2).
-    In the published code and in `transformers` it also covers the padding after a window, but here
-    there is no padding. `scores` [T, 2] are each token's scores as the answer's first and last
+    The loss of a window is the mean of two cross-entropies over its tokens, one for the answer's
+    first token and one for its last token (BERT, arXiv 1810.04805, section 4.2). In the published
+    code and in `transformers`, the cross-entropies also cover the padding after a window, but this
+    batch has no padding. `scores` [T, 2] are each token's scores as the answer's first and last
     token.
     """
     tokens = batch.tokens

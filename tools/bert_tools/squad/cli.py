@@ -1,4 +1,7 @@
-"""The sub-command `squad`. Heavy modules are imported only when it runs."""
+"""The command `squad`, which fine-tunes and evaluates BERT on questions.
+
+Slow modules are imported only when a sub-command runs.
+"""
 
 import argparse
 import json
@@ -21,7 +24,7 @@ DEFAULT_OUT = Path("runs/squad-compare")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the sub-commands."""
+    """Add the sub-commands of `squad` and their options."""
     parser.description = (
         "Fine-tune on SQuAD v2.0's questions, and compare ways to use several ranks."
     )
@@ -79,12 +82,15 @@ def _add_compare(compare: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen command. Raises UserError for a user's mistake."""
+    """Run the chosen sub-command, and return its exit status.
+
+    Raises UserError for a user's mistake.
+    """
     return int(args.squad(args))
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `squad train`."""
+    """Add the command-line options of `squad train` to its parser."""
     run = parser.add_argument_group("the run")
     run.add_argument("--engine", metavar="NAME", default="single", help=f"engine: {FORMS}")
     text = "seed of the weights and of the order of the questions"
@@ -97,7 +103,10 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    """Train, and start ranks if the engine needs several. Return 0, or 75 after a signal."""
+    """Run `squad train`, and start its ranks if the engine needs several.
+
+    Returns the exit status: 0, or 75 after a signal.
+    """
     from bert_tools.squad.fine_tune import PREDICTIONS, fine_tune
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
@@ -133,7 +142,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _run_in_words(record: dict[str, Any]) -> str:
-    """Format the record of a run as one line."""
+    """Format the record of a fine-tuning run as one line."""
     return (
         f"{record['engine']}: {record['updates']:,} updates, {record['samples']:,} samples in "
         f"{record['seconds']['train']:.1f} s of training, {record['samples_per_s']:.1f} samples/s; "
@@ -144,7 +153,10 @@ def _run_in_words(record: dict[str, Any]) -> str:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Start all runs that are not finished, and compare. Return 0, or a failed run's status."""
+    """Start all runs of a comparison that are not finished, then print the comparison.
+
+    Returns 0, or the exit status of the run that failed.
+    """
     require_packages("squad compare", "squad", "tokenizers", "matplotlib")
     from bert_tools.squad.compare import CONTENTS, run_all, write_comparison
     from bert_tools.squad.comparison import in_words
@@ -162,10 +174,10 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> list[SquadSettings]:
-    """Return all runs, which are every engine at every batch with every seed.
+    """Return the settings of all runs: one run per engine, batch and seed.
 
-    They are ordered by seed, so that a slow phase of the machine affects all engines. Raises
-    ConfigError for a malformed number, and for an engine or a batch that is named twice.
+    The runs are ordered by seed, so that a slow phase of the machine affects all engines. Raises
+    ConfigError for a malformed number, and for an engine or a batch that is given twice.
     """
     from bert_tools.squad.compare import at_batch
 
@@ -196,7 +208,10 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
 
 
 def _score(args: argparse.Namespace) -> int:
-    """Print the scores as a JSON object, as SQuAD's own program does. No model is needed."""
+    """Print the scores of a file of answers as a JSON object, without loading a model.
+
+    SQuAD's own evaluation program also prints a JSON object.
+    """
     from bert_tools.squad.answers import score
     from bert_tools.squad.questions import read_predictions, read_questions
     from bert_tools.squad.settings import QUICK_DEV

@@ -1,7 +1,7 @@
-"""Run every engine with every seed, one run after another, and compare the runs.
+"""Fine-tune with every engine and every seed, one run after another, and compare the runs.
 
-Finished runs are kept, so that an interrupted comparison continues. The picture shows when the
-stages of each rank compute in one update.
+The records of finished runs are kept, so an interrupted comparison can be resumed. The picture
+shows when each rank's pipeline stages compute during one update.
 """
 
 import math
@@ -39,10 +39,10 @@ _KINDS = {
 
 
 def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
-    """Change the global batch of a run, but not the number of its samples.
+    """Change the global batch of a run, but keep its total number of samples.
 
-    The learning rate grows with the square root of the batch, which suits Adam and optimizers like
-    it. Raises ConfigError for a batch that does not divide the samples of the run.
+    The learning rate is scaled with the square root of the batch, which suits Adam and similar
+    optimizers. Raises ConfigError if the batch does not divide the run's number of samples.
     """
     first = settings.global_batch
     updates = settings.updates
@@ -57,16 +57,16 @@ def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
 
 
 def directory_of(out: Path, settings: SquadSettings) -> Path:
-    """Return the directory of a run inside the directory of the comparison."""
+    """Return the directory of one run, inside the directory `out` of the comparison."""
     engine = str(settings.engine).replace(":", "_")
     return out / RUNS / f"{engine}-batch_{settings.global_batch}-seed_{settings.seed}"
 
 
 def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
-    """Start every run that is not finished, one after another.
+    """Start every run that is not finished, one after another, and stop after a failed run.
 
-    Returns the records, and 0 or the status of the failed run, after which no further run starts.
-    Raises DataError if a record cannot be read, or belongs to other settings or questions.
+    Returns the records of the finished runs, and 0 or the exit status of the failed run. Raises
+    DataError if a record cannot be read, or belongs to other settings or question sets.
     """
     for settings in runs:  # Check all records before the first run, which may take hours.
         if (directory_of(out, settings) / RESULT).exists():
@@ -89,7 +89,10 @@ def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
 
 
 def _read_as_asked(directory: Path, settings: SquadSettings) -> Run:
-    """Read the record of a run. Raises DataError if it has other settings or question sets."""
+    """Read the record of a finished run.
+
+    Raises DataError if the run had other settings or question sets than this comparison.
+    """
     run = read_run(directory)
     for key, now in settings.to_record().items():
         before = run["settings"].get(key)
@@ -105,7 +108,7 @@ def _read_as_asked(directory: Path, settings: SquadSettings) -> Run:
 
 
 def write_comparison(out: Path, runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
-    """Write the record and the picture of a comparison, and return the record."""
+    """Write the record and the picture of a comparison into `out`, and return the record."""
     comparison = compare_runs(runs, initial_batch)
     write_file(out / RECORD, write_json(comparison))
     first_seed = min(run["seed"] for run in runs)
@@ -116,7 +119,10 @@ def write_comparison(out: Path, runs: Sequence[Run], initial_batch: int) -> dict
 
 
 def timeline_figure(runs: Sequence[Run]) -> "Figure | None":
-    """Draw one update of each run, one line per rank. Return None if no run has a timeline."""
+    """Draw the timeline of one update for each run, with one line per rank.
+
+    Returns None if no run recorded a timeline.
+    """
     shown = [run for run in runs if run["timeline"]]
     if not shown:
         return None
@@ -135,7 +141,10 @@ def timeline_figure(runs: Sequence[Run]) -> "Figure | None":
 
 
 def _draw_timeline(axes: "Axes", run: Run) -> None:
-    """Draw each rank's spans in ms since the first one, over a bar for the whole update."""
+    """Draw one run's timeline: each rank's spans, above a bar for the whole update.
+
+    Times are in milliseconds since the first span began.
+    """
     begin = min(span["begin_s"] for span in run["timeline"])
     whole = 1e3 * (max(span["end_s"] for span in run["timeline"]) - begin)
     for rank in range(run["ranks"]):

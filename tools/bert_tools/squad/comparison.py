@@ -1,8 +1,8 @@
 """Read the records of fine-tuning runs, compare them in one JSON record, and format it as a table.
 
-This module does not import torch. Intervals are 95% intervals by Student's t over seeds. Ratios to
-the first engine are computed for each seed, because runs with the same seed have the same data,
-order and first weights.
+This module does not import torch. Confidence intervals are 95% intervals by Student's t over seeds.
+The ratio to the first engine is computed separately for each seed, because runs with the same seed
+have the same data, order and initial weights.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ _Group = dict[int, Run]  # runs of one engine with one batch, by seed
 def read_run(directory: Path) -> Run:
     """Read the record in a run's directory.
 
-    Raises DataError if it is missing or has another version.
+    Raises DataError if the record is missing or has another version.
     """
     path = directory / RESULT
     run = read_json(path, missing="is missing, because the run is not finished", remedy=_REMEDY)
@@ -52,16 +52,20 @@ def read_run(directory: Path) -> Run:
 
 
 def is_comparable(run: Run) -> bool:
-    """Return whether a run's times are comparable. On a CPU, that needs one core per rank."""
+    """Return whether the times of a run can be compared with those of other runs.
+
+    On a CPU, this requires at least one core per rank.
+    """
     return bool(run["device"] != "cpu" or run["ranks"] <= run["cores"])
 
 
 def compare_runs(runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
-    """Compare runs, and return plain values for JSON. Engines are in the order of their first runs.
+    """Compare runs, and return the record of the comparison as plain values for JSON.
 
-    `initial_batch` is M0 of the statistical efficiency, in samples. A mean is an object with
-    `mean`, `half_width` (of its interval, null for one seed) and `count` (of seeds). It is null if
-    the value is unknown.
+    Engines are in the order of their first runs. `initial_batch` is M0 of the statistical
+    efficiency, in samples. The record gives a mean as an object with `mean`, `half_width` (of its
+    confidence interval, null for a single seed) and `count` (number of seeds), or as null if the
+    value is unknown.
 
     Raises:
         ConfigError: there are no runs.
@@ -96,7 +100,7 @@ def compare_runs(runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
 
 
 def check_same(runs: Sequence[Run]) -> None:
-    """Raise DataError if runs to compare differ in what they must share."""
+    """Raise DataError if runs differ in a value that must be the same for a comparison."""
     wanted = _same(runs[0])
     for run in runs[1:]:
         for key, value in _same(run).items():
@@ -107,7 +111,10 @@ def check_same(runs: Sequence[Run]) -> None:
 
 
 def _same(run: Run) -> dict[str, Any]:
-    """Return what must not differ between runs, except the settings in _MAY_DIFFER."""
+    """Return the values of a run that must be the same in all runs of a comparison.
+
+    The values named in _MAY_DIFFER are left out.
+    """
     found = {name: run[name] for name in _SAME}
     for part in ("model", "data", "settings"):
         found |= {f"{part}.{key}": run[part][key] for key in run[part] if key not in _MAY_DIFFER}
@@ -119,9 +126,9 @@ def _engine(
 ) -> dict[str, Any]:
     """Return an engine's means over seeds at one global batch, and its rate relative to the first.
 
-    `loss_difference` is the largest absolute difference between a loss of this engine and that of
-    the first engine with the same batch, update and seed. It is None if there is nothing to compare
-    with.
+    In the result, `loss_difference` is the largest absolute difference between the losses of this
+    engine and those of the first engine with the same batch, update and seed. It is None if there
+    is no such run to compare with.
     """
     run = next(iter(group.values()))
     own = [_values(each, initial_batch) for each in group.values()]
@@ -146,7 +153,10 @@ def _engine(
 
 
 def _values(run: Run, initial_batch: int) -> dict[str, float | None]:
-    """Return the values that UNITS names, from the record or computed from it."""
+    """Return the values of one run that UNITS names, or None for each unknown value.
+
+    Most come from the run's record. Efficiency and goodput are computed from it.
+    """
     batch, noise, worth = run["settings"]["global_batch"], run["noise_scale"], None
     if batch == initial_batch:
         worth = 1.0  # by definition, even if the noise is unknown
@@ -157,7 +167,10 @@ def _values(run: Run, initial_batch: int) -> dict[str, float | None]:
 
 
 def _mean(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Return the mean of the known values as an object for JSON, None if no value is known."""
+    """Return the mean of the known values, as the object that `compare_runs` describes.
+
+    Returns None if no value is known.
+    """
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -166,7 +179,7 @@ def _mean(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def in_words(comparison: Mapping[str, Any]) -> str:
-    """Format the record of `compare_runs` as a table with notes."""
+    """Format the record of `compare_runs` as a Markdown table with notes below it."""
     engines, titles = comparison["engines"], list(comparison["units"].values())
     first = engines[0]["engine"]
     header = ["engine", titles[0], f"relative to {first}", *titles[1:], "max loss difference"]
@@ -183,7 +196,10 @@ def in_words(comparison: Mapping[str, Any]) -> str:
 
 
 def with_interval(value: Mapping[str, Any] | None) -> str:
-    """Format a mean such as `12.34 ± 0.41`, without the interval if that is only rounding."""
+    """Format a mean and the half-width of its confidence interval, such as `12.34 ± 0.41`.
+
+    The half-width is omitted if it is so small that it is only rounding error.
+    """
     if value is None:
         return _NOTHING
     mean, half = float(value["mean"]), value["half_width"]
@@ -192,7 +208,7 @@ def with_interval(value: Mapping[str, Any] | None) -> str:
 
 
 def _notes(comparison: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines below the table, which say what was compared and what the columns mean."""
+    """Yield the notes below the table, which explain the comparison and its columns."""
     same, engines = comparison["same_in_all_runs"], comparison["engines"]
     seeds = sorted({seed for each in engines for seed in each["seeds"]})
     yield one_line(

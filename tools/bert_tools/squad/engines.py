@@ -1,13 +1,16 @@
-"""Define engines, which compute an update on one or more ranks. All compute the same gradients.
+"""Engines that compute the gradients of an update on one or more ranks, in different ways.
 
-`Replicated` is a single rank, DistributedDataParallel, or fully sharded data parallel. Every rank
-computes all layers for its share of the micro-batches, one micro-batch after another.
+All engines compute the same gradients.
+
+`Replicated` runs on a single rank, with DistributedDataParallel, or with fully sharded data
+parallelism. Every rank computes all layers for its share of the micro-batches, one micro-batch
+after another.
 
 `Pipelined` divides the layers among the ranks, and every micro-batch passes through all ranks.
-torch.distributed.pipelining runs the schedule. Only hidden states are sent between ranks. torch
-needs them in rows of one shape, so each row is as long as the run's longest micro-batch. Every rank
-knows which tokens a row contains, so a stage removes the padding of a row that it receives and
-computes only real tokens.
+torch.distributed.pipelining runs the schedule. Ranks send each other only hidden states, one row
+per micro-batch. torch requires all rows to have the same shape, so each row is padded to the length
+of the run's longest micro-batch. Every rank knows how many tokens of a row are real, so a stage
+removes the padding of each row that it receives and computes only the real tokens.
 
 Shape letters: M micro-batches of an update, T tokens of a micro-batch, C capacity of a row in
 tokens, D hidden size.
@@ -58,7 +61,10 @@ MakeBatch = Callable[[Int64Array], SpanBatch]  # from numbers of windows, on the
 
 
 class RankMesh:
-    """This rank's position among the ranks of its engine. Without a mesh there is only one rank."""
+    """The ranks of an engine, and this rank's position among them.
+
+    Without a device mesh, the engine has a single rank.
+    """
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.mesh = mesh
@@ -67,29 +73,33 @@ class RankMesh:
         self.group = None if mesh is None else mesh.get_group()
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Sum over all ranks, in place. The result has the same bits on all ranks."""
+        """Sum a tensor over all ranks, in place, and return it.
+
+        The result is bit-identical on all ranks. Collective: all ranks must call it.
+        """
         if self.group is not None:
             dist.all_reduce(numbers, group=self.group)
         return numbers
 
 
 def make_rank_mesh(engine: EngineName, device: torch.device) -> RankMesh:
-    """Create the mesh of all ranks of the process group."""
+    """Create the mesh of the engine's ranks, which are all ranks of the process group."""
     return RankMesh(
         DeviceMesh(device.type, torch.arange(engine.ranks)) if engine.ranks > 1 else None
     )
 
 
 class Replicated:
-    """The engines `single`, `ddp` and `fsdp`.
+    """The engines `single`, `ddp` and `fsdp`, in which every rank computes all layers.
 
     ddp averages gradients once, in the backward pass of the last micro-batch. fsdp stores a shard
     of each layer on each rank (ZeRO stage 3, arXiv 1910.02054) and gathers the layer when it is
-    needed. It averages gradients in every backward pass, so that whole gradients never accumulate.
+    needed. It averages gradients in every backward pass, so no rank has to store gradients of the
+    whole model.
 
     Every engine has the attributes `mesh` (its ranks), `parts` (the parts of the model on this
-    rank) and `copies` (the number of ranks that store each element of them). All ranks must call
-    its methods with the same arguments. In these engines, `model` is the whole model.
+    rank) and `copies` (the number of ranks that store the same element of a parameter). All ranks
+    must call its methods with the same arguments. The argument `model` is the whole model.
     """
 
     def __init__(self, kind: EngineKind, model: SpanModel, mesh: RankMesh) -> None:
@@ -109,13 +119,13 @@ class Replicated:
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
-        """Add the gradient of (sum of the windows' losses / divisor) to `.grad` of all parameters.
+        """Compute an update's gradients on all ranks, and add them to `.grad` of the parameters.
 
-        Afterwards `.grad` is the gradient over all ranks. Each rank computes the same number of
-        micro-batches.
+        The loss is the sum of the losses of all windows, divided by `divisor`. Each rank computes
+        the same number of micro-batches. Afterwards `.grad` has the gradient summed over all ranks.
 
         Returns:
-            This rank's share of that loss, a float64 scalar on its device.
+            This rank's share of the loss, a float64 scalar on its device.
         """
         mesh = self.mesh
         mine = microbatches[mesh.rank :: mesh.size]
@@ -130,7 +140,7 @@ class Replicated:
         return total
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return all tensors of the model by name, on the host of every rank."""
+        """Return all parameters of the model by name, on the host of every rank."""
         weights = {}
         for name, parameter in self.parts[0].named_parameters():
             full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
@@ -139,10 +149,11 @@ class Replicated:
 
 
 def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -> list[int]:
-    """Return the numbers of the stages on a rank of the pipeline, in the order of the model.
+    """Return the numbers of a rank's pipeline stages, in the order of the model.
 
-    A zero-bubble pipeline passes through the ranks and then back, so that its last stage is on the
-    first rank (arXiv 2401.10241, section 6). The others start again at the first rank.
+    The zero-bubble schedule assigns stages to the ranks in ascending order and then in descending
+    order, so the first rank has the first and the last stage (arXiv 2401.10241, section 6). The
+    other schedules assign every group of stages in ascending order of the ranks.
     """
     if schedule == "zero_bubble":
         return [rank, num_stages - 1 - rank]
@@ -152,11 +163,11 @@ def stages_of_rank(schedule: Schedule, rank: int, ranks: int, num_stages: int) -
 def make_schedule(
     schedule: Schedule, stages: Sequence[PipelineStage], microbatches: int, *, is_half: bool = False
 ) -> Any:
-    """Create torch's schedule for a number of micro-batches, without scaling of gradients.
+    """Create torch's pipeline schedule for a number of micro-batches, without scaling gradients.
 
-    The last stage returns the loss itself. Half of an update's micro-batches may be too few for
-    the requested schedule. With `is_half`, the simplest schedule is used instead, which runs all
-    forward passes and then all backward passes.
+    The last stage returns the loss itself. Set `is_half` if the schedule runs only half of an
+    update's micro-batches, which may be too few for a 1F1B schedule. It is then replaced by a
+    schedule that runs all forward passes and then all backward passes.
     """
     kinds: dict[Schedule, Any] = {
         "gpipe": ScheduleGPipe,
@@ -171,7 +182,10 @@ def make_schedule(
 
 
 class StageModule(nn.Module):
-    """One part of the model, applied to the micro-batch whose number its stage sets."""
+    """The part of the model that one pipeline stage computes.
+
+    The stage sets `number`, the number of the micro-batch to compute, before each call.
+    """
 
     def __init__(self, part: SpanModel, capacity: int) -> None:
         super().__init__()
@@ -182,9 +196,10 @@ class StageModule(nn.Module):
         self.number = 0  # the number of the current micro-batch
 
     def forward(self, row: Tensor) -> Tensor:
-        """Map token ids [1, C] or hidden states [1, C, D] to [1, C, D], or in the last part to [1].
+        """Compute this part's hidden states [1, C, D] or, in the last part, the loss [1].
 
-        The output of the last part is the loss.
+        `row` has the token ids [1, C] for the first part, and hidden states [1, C, D] for the
+        others.
         """
         batch = self.batches[self.number]
         mine = row[0, : batch.num_tokens]
@@ -199,7 +214,10 @@ class StageModule(nn.Module):
         return F.pad(found[None], (0, 0, 0, self._capacity - batch.num_tokens))
 
     def example(self, *, of: str) -> Tensor:
-        """Return an empty tensor with the shape and dtype of the "input" or "output"."""
+        """Return an uninitialized tensor with the shape and dtype of the module's input or output.
+
+        `of` is "input" or "output".
+        """
         config, part = self.part.config, self.part.part
         device, hidden = self.part.device, (1, self._capacity, config.hidden_size)
         if of == "input" and part.has_embeddings:
@@ -209,31 +227,37 @@ class StageModule(nn.Module):
 
 
 class TimedStage(PipelineStage):
-    """A stage that sets its module's micro-batch, and records in a clock when it computes."""
+    """A pipeline stage that records in a clock when it computes.
+
+    It also tells its module which micro-batch to compute.
+    """
 
     def __init__(self, clock: StageClock, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._clock = clock
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass of one chunk as torch does, and record its span."""
+        """Run torch's forward pass of one micro-batch, and record when it ran."""
         self.submod.number = fwd_chunk_id  # type: ignore[assignment]
         with self._clock.span(self.stage_index, "F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run the backward pass of one chunk as torch does, and record its span."""
+        """Run torch's backward pass of one micro-batch, and record when it ran."""
         with self._clock.span(self.stage_index, "B", bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run the backward pass for the weights of one chunk as torch does, and record its span."""
+        """Run torch's backward pass of one micro-batch for the weights, and record when it ran."""
         with self._clock.span(self.stage_index, "W", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 class Pipelined:
-    """The engine `pipeline`. `make` returns a part of the model with its weights."""
+    """The engine `pipeline`, in which each rank computes some of the layers.
+
+    The argument `make` creates a part of the model with its weights.
+    """
 
     copies = 1
 
@@ -265,7 +289,10 @@ class Pipelined:
     def accumulate(
         self, microbatches: Sequence[Int64Array], make: MakeBatch, divisor: float
     ) -> Tensor:
-        """Accumulate gradients as `Replicated.accumulate` does. Each rank computes its stages."""
+        """Compute an update's gradients on all ranks, as `Replicated.accumulate` does.
+
+        Each rank computes its own pipeline stages for every micro-batch.
+        """
         batches = [make(numbers) for numbers in microbatches]
         for module in self._modules:
             module.batches, module.loss_factor = batches, 1 / divisor
@@ -280,9 +307,10 @@ class Pipelined:
         return total
 
     def _run_of(self, microbatches: int) -> Any:
-        """Return the schedule for a number of micro-batches.
+        """Return the schedule for a number of micro-batches, and create it at the first call.
 
-        Each number has stages of its own, because torch keeps buffers in the stages.
+        Each schedule has its own stages, because torch's stages keep buffers for their
+        micro-batches.
         """
         if microbatches not in self._schedules:
             stages = [
@@ -300,7 +328,7 @@ class Pipelined:
         return self._schedules[microbatches]
 
     def _rows(self, batches: Sequence[SpanBatch]) -> Tensor:
-        """Return the token ids for the first stage, padded with zeros, int64 [M, C]."""
+        """Return the input of the first stage: token ids padded with zeros, int64 [M, C]."""
         device = self.parts[0].device
         rows = torch.zeros((len(batches), self._capacity), dtype=torch.int64, device=device)
         for row, batch in zip(rows, batches, strict=True):
@@ -308,7 +336,11 @@ class Pipelined:
         return rows
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return all weights as `Replicated.weights` does. Each one is broadcast by its owner."""
+        """Return all parameters of the model by name, on the host of every rank.
+
+        The rank that owns a parameter broadcasts it to the others. Collective: all ranks must call
+        it.
+        """
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
         found, part, mesh = {}, self.parts[0], self.mesh
         ranks = [mesh.rank if name in mine else 0 for name in self._shapes]
@@ -333,10 +365,10 @@ def make_engine(
     device: torch.device,
     clock: StageClock,
 ) -> Engine:
-    """Create the engine of these settings, with this rank's part of the model, ready to train.
+    """Create the engine that `settings` choose, with this rank's part of the model.
 
-    Only the stages of a pipeline use `clock`. Raises ConfigError if there are more stages than
-    layers.
+    The engine is ready to train. Only the engine `pipeline` uses `clock`. Raises ConfigError if
+    there are more stages than layers.
     """
     seed = derive_seed(settings.seed, "squad dropout")
 
@@ -350,9 +382,10 @@ def make_engine(
 
 @torch.no_grad()
 def score_windows(model: SpanModel, windows: Windows, mesh: RankMesh) -> Scores:
-    """Compute the scores of all tokens with a whole model, float32 [T, 2] on every rank.
+    """Compute the start and end scores of all tokens, float32 [T, 2] on every rank.
 
-    Collective: all ranks must call it, and each computes a share of the windows.
+    `model` must be the whole model. Collective: all ranks must call it, and each rank computes a
+    share of the windows.
     """
     reader = WindowReader(windows)
     result = np.zeros((len(windows.input_ids), 2), dtype=np.float32)

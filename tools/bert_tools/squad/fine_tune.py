@@ -1,7 +1,8 @@
-"""Read, train, evaluate and save in one fine-tuning run, whose record is written last.
+"""One fine-tuning run: read the questions, train, evaluate, and save the results.
 
-Every rank of the engine calls `fine_tune` with the same settings and reads all files, so that it
-can build any micro-batch.
+Every rank of the engine calls `fine_tune` with the same settings. Each rank reads all files, so
+that it can build any micro-batch. The record of the run is written last, so a run with a record is
+complete.
 """
 
 import math
@@ -62,10 +63,10 @@ def fine_tune(
     record_only: bool = False,
     whereabouts: Whereabouts | None = None,
 ) -> dict[str, Any] | None:
-    """Train and evaluate. Rank 0 writes `squad_result.json`, weights and answers.
+    """Train and evaluate. Rank 0 writes the weights, the answers and `squad_result.json`.
 
-    Collective: all ranks call it with the same settings. With `record_only` it writes only the
-    record. `whereabouts` records which update is running.
+    Collective: all ranks call it with the same settings. With `record_only`, rank 0 writes only the
+    record `squad_result.json`. `whereabouts` is told which update is running.
 
     Returns the record on every rank, or None if a signal stopped the run before it wrote anything.
 
@@ -156,7 +157,10 @@ def fine_tune(
 
 
 def _check_free(run_dir: Path) -> None:
-    """Create the directory of a run. Raises ConfigError if it contains another run."""
+    """Create the directory of a run.
+
+    Raises ConfigError if the directory already contains another run.
+    """
     make_directory(run_dir)
     for path in (run_dir / RESULT, run_dir / WEIGHTS):
         if path.exists():
@@ -164,10 +168,11 @@ def _check_free(run_dir: Path) -> None:
 
 
 def _read(settings: SquadSettings) -> tuple[Questions, Questions, Vocabulary, Start]:
-    """Read the questions to train on and to evaluate, the vocabulary and the first weights.
+    """Read the training and evaluation questions, the vocabulary and the initial weights.
 
-    Without a vocabulary and a checkpoint, a vocabulary is made from the questions to train on. It
-    is the same on every rank. Raises ConfigError, DataError or CheckpointError.
+    If the settings name neither a vocabulary nor a checkpoint, the vocabulary is built from the
+    training questions, and is the same on every rank. Raises ConfigError, DataError or
+    CheckpointError.
     """
     train, dev = read_questions(settings.train), read_questions(settings.dev)
     seed = derive_seed(settings.seed, "squad weights")
@@ -197,7 +202,7 @@ def _train(
     device: torch.device,
     whereabouts: Whereabouts,
 ) -> TrainingLog:
-    """Train with progress lines, until the end of the plan or a signal."""
+    """Train until the end of the plan or until a signal, and print progress lines."""
     total, began = loop.num_updates, perf_counter()
     line = ProgressLines(speaks=info.rank == 0)
 
@@ -228,7 +233,7 @@ def _evaluate(
     mesh: RankMesh,
     device: torch.device,
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Answer the dev questions, and return the answers and the record's values about them.
+    """Answer the dev questions, and return the answers and their scores for the record.
 
     Collective: all ranks must call it. Raises ConfigError if the training diverged.
     """
@@ -245,9 +250,10 @@ def _evaluate(
 
 
 def _bubble(settings: SquadSettings, of_ranks: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the median bubble of the timed updates, and the spans of the last one by time.
+    """Return the median pipeline bubble of the timed updates, and the timeline of the last one.
 
-    The bubble is in percent. Without a timed update it is None, and there are no spans.
+    `bubble_measured` is in percent. `timeline` has the spans of all ranks, ordered by start time.
+    If no update was timed, `bubble_measured` is None and `timeline` is empty.
     """
     updates = [
         [Span(**span) for rank in of_ranks for span in rank[number]]

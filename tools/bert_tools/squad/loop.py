@@ -1,9 +1,10 @@
 """Run the fine-tuning loop, which is the same for every engine.
 
-An update passes its micro-batches through the engine, clips the gradients and applies AdamW. Some
-updates are computed in two halves to measure the noise of the gradient, and some updates of a
-pipeline are timed stage by stage. These updates and the first one do not count for the rate of
-training. Norms are computed over the elements on this rank and summed over the ranks.
+In each update, the engine computes the gradients of the micro-batches, the loop clips them, and
+AdamW changes the weights. Some updates are computed in two halves to measure the gradient noise
+scale. Some updates of a pipeline are timed stage by stage. The training rate excludes these updates
+and the first one. Each rank computes the norm of its own elements, and the squares of these norms
+are summed over the ranks.
 """
 
 import math
@@ -34,7 +35,7 @@ CLOCKED_UPDATES = 3  # maximum number of timed updates of a pipeline
 
 @dataclass(slots=True)
 class TrainingLog:
-    """What was measured during training. Losses and norms have one entry per update."""
+    """Measurements of a training run. `losses` and `grad_norms` have one entry per update."""
 
     losses: list[float] = field(default_factory=list)  # means over samples, in nats
     grad_norms: list[float] = field(default_factory=list)
@@ -44,20 +45,24 @@ class TrainingLog:
     stopped_by: str | None = None  # the signal that stopped the training
 
     def samples_per_s(self, global_batch: int) -> float | None:
-        """Return the windows per second over the updates that count, None if none counts."""
+        """Return how many windows per second were trained, over the updates that count.
+
+        The first update, timed updates and those that measure noise do not count. Returns None if
+        no update counts.
+        """
         seconds = self.plain_seconds
         return global_batch * len(seconds) / sum(seconds) if seconds else None
 
 
 class Loop:
-    """Trains an engine's model by a plan.
+    """Trains an engine's model on the updates of a plan.
 
     The optimizer is torch's AdamW (arXiv 1711.05101) with linear warm-up and decay of the learning
     rate, and with gradient clipping by the global norm. Biases and LayerNorm parameters have no
     weight decay.
 
-    `engine` has the first weights, and `make` builds micro-batches of the plan. Only the stages of
-    a pipeline use `clock`.
+    `engine` has the initial weights, and `make` builds a micro-batch from window numbers. Only the
+    engine `pipeline` uses `clock`.
     """
 
     def __init__(
@@ -101,10 +106,10 @@ class Loop:
         shown: Callable[[int, float], object] = lambda update, loss: None,
         stopped: Callable[[int], str | None] = lambda update: None,
     ) -> TrainingLog:
-        """Run all updates of the plan.
+        """Run all updates of the plan, and return their measurements.
 
-        After each update, `shown` is called with its number and its loss. Then `stopped` is called
-        on every rank. If it returns the name of a signal, the training stops.
+        After each update, the loop calls `shown` with the number and the loss of the update. Then
+        it calls `stopped` on every rank. If this returns the name of a signal, the training stops.
         """
         clocked = self._clocked_updates()
         for update in range(1, self.num_updates + 1):
@@ -131,9 +136,9 @@ class Loop:
     def _finish(self, update: int, share_of_loss: Tensor) -> float:
         """Clip the gradients, apply update number `update` (from 1) and return its loss.
 
-        `share_of_loss` is this rank's share, from `Replicated.accumulate`. One small all-reduce
-        gives all ranks the same loss and norm, so that they all clip and stop alike. Raises
-        ConfigError on all ranks if the training diverged.
+        `share_of_loss` is this rank's share of the loss, from `Replicated.accumulate`. One small
+        all-reduce gives all ranks the same loss and norm, so that they all clip or stop in the same
+        way. Raises ConfigError on all ranks if the training diverged.
         """
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
         loss, square = self._mesh.sum(numbers).tolist()  # the only wait for the device
@@ -155,17 +160,17 @@ class Loop:
         return float(loss)
 
     def _measures_noise(self, update: int) -> bool:
-        """Return whether the update measures noise.
+        """Return whether the update measures the gradient noise scale.
 
-        No update of the warm-up does, because the noise changes too fast there.
+        Updates of the warm-up do not, because the noise changes too fast during the warm-up.
         """
         every = self._settings.noise_every
         return every > 0 and update > max(1, self._warm_up) and update % every == 0
 
     def _clocked_updates(self) -> frozenset[int]:
-        """Return the updates of a pipeline to time: the last ones that measure nothing else.
+        """Return the numbers of the updates to time, an empty set if the engine is not a pipeline.
 
-        At most one update in ten is timed.
+        These are the last updates that do not measure noise. At most one update in ten is timed.
         """
         if self._settings.engine.kind != "pipeline":
             return frozenset()
@@ -174,12 +179,12 @@ class Loop:
         return frozenset(plain[len(plain) - min(CLOCKED_UPDATES, max(1, number // 10)) :])
 
     def _accumulate(self, update: int, first: int, end: int) -> Tensor:
-        """Accumulate gradients of the micro-batches `first` to `end` (exclusive) of an update."""
+        """Accumulate gradients of an update's micro-batches `first` to `end` (exclusive)."""
         rows = list(self._plan.windows[update - 1, first:end])
         return self._engine.accumulate(rows, self._make, float(self._settings.global_batch))
 
     def _meet(self) -> float:
-        """Wait for all ranks, and return the time on rank 0's clock just after they met."""
+        """Wait for all ranks, and return the time on rank 0's clock just after this rendezvous."""
         device = self._engine.parts[0].device
         self._mesh.sum(torch.zeros(1, device=device)).item()
         seconds = perf_counter() if self._mesh.rank == 0 else 0.0
@@ -187,7 +192,10 @@ class Loop:
         return float(self._mesh.sum(now).item())
 
     def _in_halves(self, update: int) -> Tensor:
-        """Compute an update in two halves, and log the noise that their gradients' norms show."""
+        """Compute an update in two halves, and log the noise estimates from their gradients.
+
+        Returns this rank's share of the loss.
+        """
         count = self._settings.microbatches
         share = self._accumulate(update, 0, count // 2)
         first = self._square(2.0)
@@ -201,21 +209,25 @@ class Loop:
         return share
 
     def _square(self, factor: float, less: Sequence[Tensor] | None = None) -> float:
-        """Return the whole model's squared norm of factor * (current gradients - `less`)."""
+        """Return the squared norm of factor * (gradients - `less`), over the whole model.
+
+        Collective: all ranks must call it.
+        """
         gradients = self._gradients()
         if less is not None:
             gradients = [each - other for each, other in zip(gradients, less, strict=True)]
         return float(self._mesh.sum(self._own_square(gradients)).item() * factor**2)
 
     def _gradients(self) -> list[Tensor]:
-        """Return the gradients of the elements on this rank, in the order of the parameters."""
+        """Return the gradients of this rank's elements, in the order of the parameters."""
         gradients = [each.grad for each in self._parameters if each.grad is not None]
         return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
 
     def _own_square(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return this rank's share of a squared norm, float64.
+        """Return this rank's share of the whole model's squared norm, float64.
 
-        It is divided by the number of ranks that store copies of the same elements.
+        The square is divided by the number of ranks that store the same elements, so that the sum
+        over all ranks counts each element once.
         """
         norms = torch.stack(torch._foreach_norm(list(tensors))).double()
         return norms.square().sum() / self._engine.copies

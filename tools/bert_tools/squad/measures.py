@@ -1,11 +1,11 @@
-"""Measure engines by the bubbles of pipelines and the noise of the gradient, without torch.
+"""Pipeline bubbles and the gradient noise scale, computed without torch.
 
-A bubble is the time of an update in which a rank computes nothing, as a fraction of the time of all
-ranks (GPipe, arXiv 1811.06965, section 2.3).
+The bubble of an update is the share of its time in which ranks are idle, averaged over all ranks
+(GPipe, arXiv 1811.06965, section 2.3).
 
 Let G be the gradient of the loss and Sigma the covariance of one sample's gradient. Then the
-gradient of a batch of B samples has E|g_B|^2 = |G|^2 + tr(Sigma) / B. The noise scale
-phi = tr(Sigma) / |G|^2, in samples, is the batch size at which noise and signal are equally strong.
+gradient of a batch of B samples has E|g_B|^2 = |G|^2 + tr(Sigma) / B. The noise scale phi =
+tr(Sigma) / |G|^2, in samples, is the batch size at which noise and signal are equally strong.
 
 Sources: McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162),
 appendix A, for both estimates, and Qiao et al., "Pollux" (arXiv 2008.12260), for efficiency and
@@ -27,7 +27,7 @@ SAME_CLOCK_S = 1.0  # clocks that differ by more belong to different machines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A rank's work on one micro-batch. Times are in seconds since the start of the update."""
+    """One pass of a stage over a micro-batch, in seconds since the start of the update."""
 
     rank: int
     stage: int
@@ -38,10 +38,11 @@ class Span:
 
 
 class StageClock:
-    """Records when the stages of a rank compute, between `start` and `stop`.
+    """Records when the pipeline stages of a rank compute, between `start` and `stop`.
 
-    `synchronize` is called at both ends of each span and waits until the device has finished its
-    work. This slows a GPU down, so only some updates are measured.
+    The clock calls `synchronize` at the beginning and the end of each span, to wait until the
+    device has finished its work. These waits slow a GPU down, so the training loop times only some
+    updates.
     """
 
     def __init__(self, rank: int, synchronize: Callable[[], object] = lambda: None) -> None:
@@ -52,10 +53,11 @@ class StageClock:
         self._spans: list[Span] = []
 
     def start(self, of_first_rank: float | None = None) -> None:
-        """Start an update. Its second 0 is now, or the given `perf_counter` time of rank 0.
+        """Start the clock of an update at time 0.
 
-        All ranks have met by that time. Processes on one machine share a clock, so it is the same
-        second 0 for all of them. Their own times would differ, because they leave a collective at
+        Time 0 is `of_first_rank`, a `perf_counter` time of rank 0 at which all ranks had met, or
+        now if it is None. Processes on one machine share a clock, so the time of rank 0 is valid
+        for all of them. Times taken by each rank would differ, because ranks leave a collective at
         different times.
         """
         self._is_running = True
@@ -65,13 +67,13 @@ class StageClock:
         self._spans = []
 
     def stop(self) -> list[Span]:
-        """End the update and return its spans."""
+        """Stop the clock at the end of an update, and return the recorded spans."""
         self._is_running = False
         return self._spans
 
     @contextmanager
     def span(self, stage: int, kind: Kind, microbatch: int) -> Iterator[None]:
-        """Record the work inside the `with` block as a span."""
+        """Return a context manager that records the work of the `with` block as a span."""
         if not self._is_running:
             yield
             return
@@ -85,7 +87,10 @@ class StageClock:
 
 
 def measured_bubble(spans: Sequence[Span]) -> float:
-    """Return 1 - computing time / (ranks * time from the first begin to the last end)."""
+    """Return the bubble of an update, as a fraction from 0 to 1.
+
+    This is 1 - computing time / (ranks * time from the first start to the last end).
+    """
     ranks = {span.rank for span in spans}
     whole = max(span.end_s for span in spans) - min(span.begin_s for span in spans)
     busy = sum(span.end_s - span.begin_s for span in spans)
@@ -95,13 +100,16 @@ def measured_bubble(spans: Sequence[Span]) -> float:
 def gradient_square(
     small_square: float, small_batch: float, big_square: float, big_batch: float
 ) -> float:
-    """Return an unbiased estimate of |G|^2, which noise can make negative.
+    """Return an unbiased estimate of |G|^2, the squared norm of the true gradient.
+
+    Noise can make the estimate negative.
 
     Args:
-        small_square: |g|^2 of a gradient of `small_batch` samples, or the mean of several.
-        small_batch: number of samples, below `big_batch`.
+        small_square: |g|^2 of a gradient of `small_batch` samples, or the mean over several
+            gradients.
+        small_batch: number of samples of the small batch, less than `big_batch`.
         big_square: |g|^2 of a gradient of `big_batch` samples.
-        big_batch: number of samples.
+        big_batch: number of samples of the big batch.
     """
     return (big_batch * big_square - small_batch * small_square) / (big_batch - small_batch)
 
@@ -109,16 +117,20 @@ def gradient_square(
 def covariance_trace(
     small_square: float, small_batch: float, big_square: float, big_batch: float
 ) -> float:
-    """Return an unbiased estimate of tr(Sigma), from the arguments of `gradient_square`."""
+    """Return an unbiased estimate of tr(Sigma), the total variance of a sample's gradient.
+
+    The arguments are those of `gradient_square`.
+    """
     return (small_square - big_square) / (1 / small_batch - 1 / big_batch)
 
 
 def noise_scale(noise: Sequence[Mapping[str, float]], decay: float = 0.95) -> float | None:
-    """Return phi in samples, at least 0, from `gradient_square` and `trace` of updates in order.
+    """Return the gradient noise scale phi in samples, at least 0.
 
-    The two are averaged separately, because the ratio of two noisy estimates is biased. An estimate
-    counts `decay` times as much as the next one. Returns None without an estimate, or if the mean
-    of |G|^2 is not above 0, which happens if noise hides the gradient.
+    `noise` has the estimates `gradient_square` and `trace` of several updates, in the order of the
+    updates. Each is averaged separately, because the ratio of two noisy estimates is biased. An
+    estimate has `decay` times the weight of the next one. Returns None if there is no estimate, or
+    if noise makes the mean of |G|^2 zero or negative.
     """
     weights = [decay**number for number in reversed(range(len(noise)))]
     square, trace = (
@@ -132,9 +144,9 @@ def noise_scale(noise: Sequence[Mapping[str, float]], decay: float = 0.95) -> fl
 
 
 def efficiency(noise_scale: float, initial_batch: float, batch: float) -> float:
-    """Return (phi + M0) / (phi + M), the progress per sample with batch M relative to batch M0.
+    """Return the progress per sample with batch M, compared with batch M0.
 
-    It is 1 if M = M0, for any noise. All arguments are in samples, and `initial_batch` and `batch`
-    are above 0.
+    This is (phi + M0) / (phi + M), where phi is `noise_scale`, M0 is `initial_batch` and M is
+    `batch`, all in samples. It is 1 if M = M0, for any noise. M0 and M must be positive.
     """
     return (noise_scale + initial_batch) / (noise_scale + batch)

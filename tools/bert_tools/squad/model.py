@@ -1,9 +1,10 @@
-"""BERT that scores every token as the first and last of an answer, whole or in parts.
+"""BERT for question answering, as a whole model or divided into parts for a pipeline.
 
-Its first weights are random or read from a checkpoint. After training they are written for
+The model scores every token as the first and as the last token of an answer. Its initial weights
+are random or read from a checkpoint. After training, the weights are written in the format of
 `transformers`. A part is a range of consecutive layers. The first part also contains the
-embeddings, and the last part the layer that computes scores. A pipeline is a sequence of parts, and
-the whole model is a single part.
+embeddings, and the last part contains the layer that computes the scores. A pipeline is a sequence
+of parts, and the whole model is a single part.
 
 Shape letters: T tokens, D hidden size.
 """
@@ -58,7 +59,7 @@ _HEAD = "qa_outputs."  # the only weights that a pre-trained checkpoint does not
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The layers from `first` up to `end` (exclusive) of a model with `num_layers`."""
+    """A range of a model's `num_layers` layers, from `first` to `end` (exclusive)."""
 
     first: int
     end: int
@@ -66,22 +67,22 @@ class Part:
 
     @property
     def has_embeddings(self) -> bool:
-        """Return whether its inputs are tokens instead of hidden states."""
+        """Return whether the part has the embeddings, so that its inputs are tokens."""
         return self.first == 0
 
     @property
     def has_head(self) -> bool:
-        """Return whether its outputs are scores instead of hidden states."""
+        """Return whether the part has the last layer, so that its outputs are scores."""
         return self.end == self.num_layers
 
 
 def whole(config: ModelSection) -> Part:
-    """Return the part that is the whole model."""
+    """Return the part that contains all layers of a model."""
     return Part(0, config.num_layers, config.num_layers)
 
 
 class BertPart(nn.Module):
-    """Consecutive layers of BERT. The first part also has the embeddings."""
+    """Consecutive layers of BERT, preceded by the embeddings if it is the first part."""
 
     def __init__(
         self, config: ModelSection, part: Part, attend: AttentionPolicy, blocks: Blocks
@@ -99,7 +100,10 @@ class BertPart(nn.Module):
     def forward(
         self, hidden: Tensor | None, tokens: UnpaddedBatch, keys: DropoutKeys | None
     ) -> Tensor:
-        """Map hidden states [T, D], which are None for the first part, to hidden states [T, D]."""
+        """Compute the hidden states [T, D] of this part's last layer.
+
+        `hidden` [T, D] is the output of the previous part, or None for the first part.
+        """
         layout = AttentionLayout(tokens.lengths, tokens.cu_seqlens, tokens.max_seqlen)
         found: Tensor = self.embeddings(tokens, keys) if hidden is None else hidden
         for layer in self.get_submodule("encoder.layer").children():
@@ -108,11 +112,11 @@ class BertPart(nn.Module):
 
 
 class SpanModel(nn.Module):
-    """A part of BERT for questions on a text (arXiv 1810.04805, section 4.2), without weights.
+    """A part of BERT for question answering (arXiv 1810.04805, section 4.2).
 
     The keys of state_dict() are those of the part's tensors in `transformers`'
-    BertForQuestionAnswering. As in pre-training, dropout depends on (seed, update, window,
-    position), so that on a CPU the result does not depend on how ranks share the work.
+    BertForQuestionAnswering. As in pre-training, dropout depends on seed, update, window and
+    position, so on a CPU the result does not depend on how the ranks divide the work.
 
     The weights are on the "meta" device until `make_part` fills them in on `device`. The config's
     precision is ignored. Instead, `precision` "bf16" computes matrix products under autocast, and
@@ -145,14 +149,15 @@ class SpanModel(nn.Module):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """Return the layers of the part, in order."""
+        """Return the encoder layers of the part, in order."""
         return list(self.bert.get_submodule("encoder.layer").children())
 
     def forward(self, hidden: Tensor | None, batch: SpanBatch, result: Result) -> Tensor:
-        """Compute the hidden states [T, D] of this part, or in the last part the `result`.
+        """Compute this part's hidden states [T, D] or, in the last part, the scores or the loss.
 
-        `hidden` [T, D] is the output of the previous part, or None for the first part. `result` is
-        either the scores [T, 2] or their loss, a scalar as `span_loss_sum` returns it.
+        `hidden` [T, D] is the output of the previous part, or None for the first part. `result`
+        chooses what the last part returns: the scores [T, 2], or the loss of `span_loss_sum`, a
+        scalar.
         """
         keys = self._dropout_keys(batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
@@ -163,7 +168,7 @@ class SpanModel(nn.Module):
         return scores if result == "scores" else span_loss_sum(scores, batch)
 
     def _dropout_keys(self, batch: SpanBatch) -> DropoutKeys | None:
-        """Return what dropout depends on, None in evaluation mode."""
+        """Return the values that determine the dropout masks, or None in evaluation mode."""
         if not self.training:
             return None
         window = batch.per_token(batch.tokens.sample_ids)
@@ -171,15 +176,16 @@ class SpanModel(nn.Module):
 
 
 def parameter_shapes(config: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the whole model's parameters, in order."""
+    """Return the shape of each parameter of the whole model, by name and in order."""
     model = SpanModel(config, whole(config), META, "fp32")
     return {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 
 def draw_weights(config: ModelSection, seed: int) -> dict[str, Tensor]:
-    """Draw random weights of the whole model, float32 on the host, by name.
+    """Randomly initialize the whole model, and return its weights by name, float32 on the host.
 
-    They are drawn as in `BertForPretraining` and depend only on shapes and seed.
+    The distributions are those of `BertForPretraining`. The weights depend only on the config and
+    the seed.
     """
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -197,7 +203,10 @@ def make_part(
     precision: SquadPrecision = "fp32",
     dropout_seed: int = 0,
 ) -> SpanModel:
-    """Create a part with its share of the whole model's weights, ready to train."""
+    """Create a part of the model, ready to train.
+
+    `weights` are those of the whole model, from which the part copies its own.
+    """
     model = SpanModel(config, part, device, precision, dropout_seed)
     model.to_empty(device=device)
     model.to(model.dtype)
@@ -207,7 +216,7 @@ def make_part(
 
 
 def even_split(num_layers: int, parts: int) -> list[int]:
-    """Return the first layer of each part, followed by the number of layers.
+    """Divide layers evenly into parts. Returns each part's first layer, then the number of layers.
 
     The sizes of parts differ by at most one layer. Later parts are larger, because the first part
     also has the embeddings. Raises ConfigError if there are more parts than layers.
@@ -220,9 +229,10 @@ def even_split(num_layers: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a run: the model, its weights (float32, on the host), and their origin.
+    """The initial state of a run: the model's settings, its weights, and their origin.
 
-    `origin` is the digest of the checkpoint's weights, or "random".
+    The weights are float32 and on the host. `origin` is the digest of the checkpoint's weights, or
+    "random".
     """
 
     model: ModelSection
@@ -231,7 +241,7 @@ class Start:
 
 
 def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vocabulary, Start]:
-    """Read the vocabulary and the weights of a checkpoint of this program, and add a new head.
+    """Read the vocabulary and the weights of one of our checkpoints, and add a random head.
 
     Args:
         checkpoint: the directory of the checkpoint.
@@ -269,10 +279,11 @@ def start_from(checkpoint: Path, vocabulary: Path | None, seed: int) -> tuple[Vo
 def save_for_transformers(
     out: Path, model: ModelSection, weights: Mapping[str, Tensor], vocabulary: Vocabulary
 ) -> None:
-    """Write a directory that `transformers` loads as a model for questions, in one atomic step.
+    """Write a directory that `transformers` loads as a question answering model.
 
-    `weights` are those of the whole model on the host. They are written as float32, next to the
-    files of the vocabulary. Raises CheckpointError if `out` exists or cannot be written.
+    The directory appears atomically, when it is complete. `weights` are those of the whole model,
+    on the host. They are written as float32, next to the files of the vocabulary. Raises
+    CheckpointError if `out` exists or cannot be written.
     """
     tensors = {name: each.to(torch.float32).contiguous() for name, each in weights.items()}
     num_bytes = sum(each.nbytes for each in tensors.values())

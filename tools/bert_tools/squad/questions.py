@@ -1,10 +1,10 @@
-"""Read question sets and files of answers.
+"""Read question sets, and files of answers to their questions.
 
 A question set is a JSON file in the format of SQuAD v2.0 (Rajpurkar et al., arXiv 1806.03822). Its
 object has the key `data`, a list of articles. Articles have `paragraphs`, paragraphs have `context`
 and `qas`, and questions have `id`, `question`, `answers` (with `text` and `answer_start`) and
-`is_impossible`. If the latter is missing, a question without answers counts as impossible. Other
-keys are ignored, also `plausible_answers`, which are not right answers.
+`is_impossible`. If `is_impossible` is missing, a question without answers counts as impossible.
+Other keys are ignored, including `plausible_answers`, which lists wrong answers.
 
 A file of answers is the input of SQuAD's evaluation program. It is a JSON object that maps the id
 of a question to its answer, which is "" for no answer.
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a context. It has no answers if the context does not answer it."""
+    """A question about a context. `answers` is empty if the context does not answer it."""
 
     id: str
     context: str
@@ -50,7 +50,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of a file, in its order. `sha256` is the digest of the file's bytes."""
+    """The questions of a file in their order, and the SHA-256 digest of its bytes."""
 
     name: str
     sha256: str
@@ -70,8 +70,9 @@ def read_questions(path: Path) -> Questions:
     """Read a question set.
 
     Raises DataError, which names the question, if the file is missing, is not JSON, or is not in
-    the format. The latter includes an id that occurs twice, an answer that is not at its position
-    in the context, an answerable question without answers, and an impossible one with answers.
+    the format. A file is not in the format if an id occurs twice, if an answer is not at its
+    position in the context, if an answerable question has no answers, or if an impossible one has
+    answers.
     """
     try:
         contents = read_regular_file(path, _MAX_BYTES)
@@ -81,7 +82,7 @@ def read_questions(path: Path) -> Questions:
 
 
 def parse_questions(contents: bytes, name: str) -> Questions:
-    """Parse the contents of a file for `read_questions`. Error messages start with `name`."""
+    """Parse the contents of a question set. Error messages call the file `name`."""
     with reading(Path(name), _REMEDY):
         paragraphs = [
             paragraph
@@ -103,7 +104,7 @@ def parse_questions(contents: bytes, name: str) -> Questions:
 
 
 def _question(context: str, values: dict[str, Any], name: str) -> Question:
-    """Check one question, and return it. Raises DataError."""
+    """Check the JSON object of one question, and return the question. Raises DataError."""
     identity = str(values["id"])  # because some annotation tools write numbers
     where = f"{name}: question {in_brief(identity)}"
     given = values.get("answers") or ()  # may be null or missing
@@ -134,9 +135,9 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
 
 
 def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
-    """Read the answer to each question, by question id.
+    """Read a file of answers. Returns the answer to each of `questions`, by question id.
 
-    Raises DataError if the file is missing, is not a JSON object of texts, or has no text for one
+    Raises DataError if the file is missing, is not a JSON object of texts, or has no answer for one
     of the questions.
     """
     values = read_json(path, missing="is missing", remedy=_REMEDY_ANSWERS)

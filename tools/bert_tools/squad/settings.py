@@ -1,6 +1,7 @@
-"""Settings of a fine-tuning run, with checks. Each field is an option of `squad`.
+"""Settings of a fine-tuning run and their checks.
 
-This module does not import torch, because the command line reads settings before it starts ranks.
+Each setting is an option of the command `squad`. This module does not import torch, because the
+command line reads settings before it starts ranks.
 """
 
 import argparse
@@ -46,7 +47,11 @@ _GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineName:
-    """An engine, whose `ranks` have copies of the model, shards of it, or stages of a pipeline."""
+    """The name of an engine and the number of its ranks.
+
+    Depending on the engine, each rank has a copy of the model, a shard of it, or stages of a
+    pipeline.
+    """
 
     kind: EngineKind
     ranks: int = 1
@@ -54,12 +59,15 @@ class EngineName:
 
     @property
     def num_parts(self) -> int:
-        """Return the number of parts of a pipeline's model. A rank has one or several of them."""
+        """Return into how many parts a pipeline divides the model.
+
+        Each rank has one or two of these parts.
+        """
         several = self.schedule in ("interleaved", "zero_bubble")
         return self.ranks * (VIRTUAL_STAGES if several else 1)
 
     def __str__(self) -> str:
-        """Return the name that `parse_engine` reads, without the default schedule."""
+        """Return the name as `parse_engine` accepts it. The default schedule is omitted."""
         if self.kind == "single":
             return "single"
         is_default = self.schedule in (None, "1f1b")
@@ -69,7 +77,7 @@ class EngineName:
 def parse_engine(text: str) -> EngineName:
     """Parse the name of an engine, such as `single`, `ddp:4`, `fsdp:2` or `pipeline:4@gpipe`.
 
-    Raises ConfigError for anything else.
+    Raises ConfigError if the text is not such a name.
     """
     match = _NAME.fullmatch(text.strip())
     if match is None:
@@ -85,12 +93,12 @@ def parse_engine(text: str) -> EngineName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquadSettings:
-    """All settings of a run. The text in a field's annotation is its option's help.
+    """All settings of a run. The annotation of a field includes the help text of its option.
 
-    `layers`, `hidden` and `heads` are sizes of a model with random weights. An update trains on
-    `global_batch` windows, which are divided into `microbatches` of similar token counts. Every
-    `noise_every` updates, the gradient is computed in two halves to measure its noise. Creating an
-    instance raises ConfigError for settings that cannot run.
+    `layers`, `hidden` and `heads` are the sizes of a model with random initial weights. An update
+    trains on `global_batch` windows, divided into `microbatches` micro-batches with similar token
+    counts. Every `noise_every` updates, the gradient is computed in two halves to measure the noise
+    scale. Creating an instance raises ConfigError for settings that cannot run.
     """
 
     engine: EngineName
@@ -125,7 +133,7 @@ class SquadSettings:
     ] = 0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for settings that cannot run."""
+        """Check the settings. Raises ConfigError if a run with them is not possible."""
         check_bounds(self)
         if self.hidden % self.heads:
             problem = f"is {self.hidden}, which is not divisible by {self.heads} heads"
@@ -150,13 +158,16 @@ class SquadSettings:
             raise ConfigError(where, problem, f"use a multiple of {ranks}")
 
     def num_updates(self, num_windows: int) -> int:
-        """Return `updates`, or if it is None, the number that `epochs` over the windows need."""
+        """Return the number of updates of a run with this many windows.
+
+        This is `updates` or, if that is None, as many as `epochs` epochs need, rounded up.
+        """
         if self.updates is not None:
             return self.updates
         return max(1, -(-int(self.epochs * num_windows) // self.global_batch))
 
     def to_record(self) -> dict[str, Any]:
-        """Return all settings except engine and seed, for `squad_result.json`."""
+        """Return all settings except engine and seed, as values for `squad_result.json`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: str(value.absolute()) if isinstance(value, Path) else value
@@ -165,7 +176,11 @@ class SquadSettings:
         }
 
     def as_words(self) -> list[str]:
-        """Return options for these settings, with absolute paths for ranks in other directories."""
+        """Return these settings as command-line options.
+
+        Settings with their default value are omitted. Paths are absolute, because ranks may run in
+        another directory.
+        """
         words: list[str] = []
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
@@ -175,7 +190,7 @@ class SquadSettings:
         return words
 
     def random_model(self, vocab_size: int) -> ModelSection:
-        """Return the config of a model with random first weights."""
+        """Return the model settings of a run that starts from random weights."""
         return ModelSection(
             vocab_size=vocab_size,
             hidden_size=self.hidden,
@@ -193,7 +208,11 @@ DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SquadS
 
 
 def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> None:
-    """Add the options of all settings except engine and seed, or of some names."""
+    """Add the options of the settings to a parser.
+
+    `names` lists the settings to add, separated by spaces. By default, all are added except engine
+    and seed.
+    """
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, hint in typing.get_type_hints(SquadSettings, include_extras=True).items():
         if name in ("engine", "seed") or (names is not None and name not in names.split()):
@@ -219,7 +238,7 @@ def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> N
 def settings_of(
     args: argparse.Namespace, engine: EngineName, seed: int, **changes: Any
 ) -> SquadSettings:
-    """Return the settings of one run, from the options and `changes` to them.
+    """Return the settings of one run from the parsed options, changed by `changes`.
 
     Raises ConfigError for settings that cannot run, and for model sizes together with a checkpoint.
     """

@@ -1,14 +1,15 @@
-"""Cut the text of every question into windows, [CLS] question [SEP] piece of the text [SEP].
+"""Cut the context of every question into windows that fit the model.
 
-The method follows Devlin et al. (arXiv 1810.04805), sections 4.2 and 4.3, and the settings of the
-authors' SQuAD program. `stride` is the number of tokens between two window starts, like their
-`doc_stride`. Other libraries use the word for the overlap of two windows. An answer belongs to
-every window that contains all of it. In other windows the question has no answer, which is marked
-by [CLS] as start and end. If a question has several answers, training uses the first.
+A window consists of [CLS] question [SEP] piece of the context [SEP]. The method follows Devlin et
+al. (arXiv 1810.04805), sections 4.2 and 4.3, and the settings of the authors' SQuAD program.
+`stride` is the number of tokens between the starts of two windows, like the authors' `doc_stride`.
+Some libraries use the word for the number of tokens that two windows share. An answer belongs to
+every window that contains all of it. In other windows the question has no answer, so [CLS] is both
+the start and the end. If a question has several answers, training uses the first.
 
 The `tokenizers` library splits text into word pieces, as it does in `transformers` with a saved
-model's tokenizer.json. A test compares the tokens with those of `prepare`. They differ only for a
-few rare characters, such as a capital sigma at the end of a Greek word.
+model's tokenizer.json. A test compares its tokens with those that `prepare` makes. Only a few rare
+characters give different tokens, such as a capital sigma at the end of a Greek word.
 
 Shape letters: W windows, T tokens of all windows, P tokens of all different contexts.
 """
@@ -39,15 +40,15 @@ class Windows:
     Args:
         input_ids: token ids of all windows, concatenated, int64 [T].
         lengths: number of tokens of each window, int64 [W].
-        segment_b_start: index of the first token of the text in each window, int64 [W].
+        segment_b_start: index of the context's first token within each window, int64 [W].
         starts, ends: the answer's first and last token within its window, int64 [W]. Both are 0,
             which is [CLS], if the window does not contain the answer.
-        question_of: number of each window's question, int64 [W], in increasing order.
-        first_piece: index of the first token of each window's text in `piece_starts` and
-            `piece_ends`, int64 [W].
+        question_of: index of each window's question, int64 [W], ascending.
+        first_piece: index into `piece_starts` and `piece_ends` of the first token of each window's
+            piece of the context, int64 [W].
         piece_starts, piece_ends: each token's characters in its context, from start to end
             (exclusive), int64 [P].
-        remarks: lines for the user about answers that no window contains.
+        remarks: lines that tell the user about answers that no window contains.
     """
 
     input_ids: NDArray[np.int64]
@@ -66,16 +67,19 @@ class Windows:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Return each window's start in `input_ids`, then the last one's end, int64 [W + 1]."""
+        """Return where each window starts in `input_ids`, int64 [W + 1].
+
+        The last element is the end of the last window.
+        """
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids of a text and the characters of each, from `starts` to `ends`, all int64 [n].
+    """The token ids of a text, and the position of each token in the text, all int64 [n].
 
-    `ends` are exclusive. The characters of a token may begin with white space. An accent that was
-    removed from its letter belongs to no token.
+    A token consists of the characters from `starts` to `ends` (exclusive), which may begin with
+    white space. An accent that was removed from its letter belongs to no token.
     """
 
     ids: NDArray[np.int64]
@@ -84,9 +88,10 @@ class Tokens:
 
 
 def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
-    """Return a function that splits a text into tokens, without special ones.
+    """Return a function that splits a text into tokens with their positions.
 
-    Raises ConfigError if the `tokenizers` package is not installed.
+    The function adds no special tokens. Raises ConfigError if the `tokenizers` package is not
+    installed.
     """
     require_packages("squad", "squad", "tokenizers", may_ask=False)
     import tokenizers
@@ -105,13 +110,13 @@ def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
 def make_windows(
     questions: Questions, vocabulary: Vocabulary, *, max_length: int = 384, stride: int = 128
 ) -> Windows:
-    """Cut the texts of all questions into windows of at most `max_length` tokens.
+    """Cut the contexts of all questions into windows of at most `max_length` tokens.
 
-    A question longer than MAX_QUESTION_LENGTH tokens is cut off. A text without tokens becomes one
-    window without text.
+    A question is truncated to MAX_QUESTION_LENGTH tokens. A context without tokens gives one
+    window, which contains only the question.
 
-    Raises ConfigError if a question leaves no space for the text, or if the package `tokenizers` is
-    not installed.
+    Raises ConfigError if a question leaves no space for its context, or if the `tokenizers` package
+    is not installed.
     """
     encode = make_offset_encoder(vocabulary)
     cls, sep = np.array([vocabulary.cls_id]), np.array([vocabulary.sep_id])
@@ -158,7 +163,10 @@ def make_windows(
 
 
 def _cuts(num_tokens: int, capacity: int, stride: int) -> Iterator[tuple[int, int]]:
-    """Yield the first token and the end (exclusive) of each piece of a text, at least one."""
+    """Yield the pieces into which to cut a text of `num_tokens` tokens, at least one piece.
+
+    A piece is its first token and its end (exclusive). It has at most `capacity` tokens.
+    """
     first = 0
     while first + capacity < num_tokens:
         yield first, first + capacity
@@ -167,9 +175,9 @@ def _cuts(num_tokens: int, capacity: int, stride: int) -> Iterator[tuple[int, in
 
 
 def _answer_tokens(context: Tokens, question: Question) -> tuple[int, int] | None:
-    """Return the first and last token of a context that overlap the question's first answer.
+    """Return the first and the last token of the context that overlap the question's first answer.
 
-    Returns None if there is no answer or if it has no token.
+    Returns None if the question has no answer, or if no token overlaps it.
     """
     if not question.answers:
         return None
