@@ -333,10 +333,8 @@ def _attention_of_queries(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> None:
-    """Compute the gradients of a block of queries.
-
-    Also compute each context's dot product with its gradient, which `_attention_of_keys` reads.
-    """
+    """Compute the gradients of a block of queries, and dot products for `_attention_of_keys`."""
+    # The dot products are those of each context with its gradient.
     q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:11]
     grad, statistics, grad_q = tensors[11:]
     q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides
