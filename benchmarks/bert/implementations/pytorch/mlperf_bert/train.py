@@ -101,8 +101,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
         data_dir: directory with the prepared sets train/ and eval/.
         seed: seed of the run, the same on every rank.
         start: a new run, or the checkpoint that the run resumes from.
-        process: this rank's process among trainers and reader processes, or None if there are no
-            reader processes.
+        process: this rank's process among trainers and readers, or None without readers.
         cache_cleared: whether the page cache was dropped before the run. It is written to the log.
         whereabouts: object that `train` updates with what this rank is doing.
         shown: the console that already shows the progress of the start.
