@@ -48,7 +48,7 @@ def main() -> int:
         type=Path,
         metavar="DIR",
         default=Path(__file__).parents[1],
-        help="root of the repository (default: the one of this file)",
+        help="root of the repository (default: the repository with this file)",
     )
     options = parser.parse_args()
     root: Path = options.root.resolve()

@@ -142,7 +142,7 @@ def _incomplete(source: Source, name: str) -> CheckpointError:
     tail = name.removeprefix(source.family.body)
     similar = [in_brief(each) for each in (*source.weights, *source.ignored) if each.endswith(tail)]
     problem = f"{name} is missing" + (f" (found {', '.join(similar)})" if similar else "")
-    return CheckpointError(str(source.folder), problem, "pass all weights of a BERT")
+    return CheckpointError(str(source.folder), problem, "pass all weights of a BERT model")
 
 
 def _config_of(source: Source, num_tokens: int) -> RunConfig:

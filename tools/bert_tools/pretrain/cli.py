@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_to_model(args: argparse.Namespace) -> int:
-    """Choose a model, prepare, train, measure and export. Return the exit status."""
+    """Choose a model, prepare the text, train, measure and export the model. Return the status."""
     from bert_tools.pretrain.files import check_packages
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks

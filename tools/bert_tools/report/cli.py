@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands,
         "page",
         "write a page to open in a browser",
-        "Write one HTML page with the curves, settings and measures of one run, or of several runs "
+        "Write one HTML page with the curves, settings and metrics of one run, or of several runs "
         "side by side. It reads the runs' files and needs no network.",
         "mlperf_bert report page runs/two --out report.html",
     )

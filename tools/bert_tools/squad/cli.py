@@ -74,7 +74,9 @@ def _add_compare(compare: argparse.ArgumentParser) -> None:
     )
     text += "statistical efficiency, and the learning rate follows the square root of the batch"
     compared.add_argument("--batches", metavar="A,B,...", help=text)
-    text = f"directory for the comparison, which is continued if it exists (default: {DEFAULT_OUT})"
+    text = (
+        f"directory for the comparison; an existing comparison is resumed (default: {DEFAULT_OUT})"
+    )
     compared.add_argument("--out", type=Path, metavar="DIR", default=DEFAULT_OUT, help=text)
     text = "print one JSON object instead of the table"
     compared.add_argument("--json", action="store_true", help=text)

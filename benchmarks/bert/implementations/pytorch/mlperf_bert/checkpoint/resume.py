@@ -199,7 +199,7 @@ def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | Non
 
 
 def _from_elsewhere(directory: Path, config: RunConfig, new_run_by: str | None) -> Start:
-    """Return the start of a new run at a checkpoint of another run."""
+    """Return how a new run starts from the checkpoint of another run."""
     path = resolve(directory)
     state = verify(path)
     remarks = [f"{_in_words(path, state)}, with its seed {state.seed}", *_other_code(path)]

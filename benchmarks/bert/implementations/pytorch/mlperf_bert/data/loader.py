@@ -100,7 +100,7 @@ class Staging:
         return batch.pin_memory().to(self._device)  # copies of pageable memory block the host
 
     def _copied(self, block: Tensor) -> Tensor:
-        """Copy the memory block into newly allocated memory of the device, with `copy`."""
+        """Allocate device memory, and use `copy` to copy the memory block into it."""
         assert self._copy is not None
         memory = torch.empty_like(block, device=self._device)
         self._copy(block, memory)

@@ -493,7 +493,7 @@ def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
     job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
     if not job:
         problem = "is not set, and cannot be computed because this MPI does not name its job"
-        remedy = "set it for all ranks, for example by MASTER_PORT=$((20000 + RANDOM % 12000))"
+        remedy = "set it for all ranks, for example with MASTER_PORT=$((20000 + RANDOM % 12000))"
         raise ConfigError("MASTER_PORT", problem, remedy)
     return job
 

@@ -197,7 +197,7 @@ def grouped(
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout) -> Tensor:
-    """Compute the attention of chunks of queries to the keys in their reach, without dropout."""
+    """Compute attention one chunk of queries at a time, without dropout."""
     chunks, heads = layout.chunks, q.shape[1:]
     counts = [len(each) for each in chunks.is_visible]
     keys_of = [n * slots for n, slots in zip(counts, chunks.key_lengths, strict=True)]

@@ -191,7 +191,7 @@ def _prepare_embedded(args: argparse.Namespace) -> None:
     from mlperf_bert.prepare.corpus import prepare_embedded
 
     if args.config is None:
-        raise ConfigError("--config", "is missing", "name a config, whose settings are used")
+        raise ConfigError("--config", "is missing", "pass a config to use its settings")
     config = load_config(args.config, args.set or [])
     settings = ShardSettings(
         max_seq_length=config.data.max_seq_length,

@@ -166,7 +166,7 @@ def import_set(
     """
     if vocab_path.suffix == ".json":
         problem = f"{vocab_path} is not a word-piece vocabulary"
-        raise ConfigError("--vocab", problem, "name the vocab.txt that the examples were made with")
+        raise ConfigError("--vocab", problem, "pass the vocab.txt that the examples were made with")
     vocabulary = load_vocabulary(vocab_path)
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
