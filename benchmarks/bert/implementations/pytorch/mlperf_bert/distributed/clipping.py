@@ -276,8 +276,8 @@ class ClipState:
     def _multiply(self, bucket: BucketGradients, factor: Tensor) -> Tensor:
         """Multiply the contents of a bucket by `factor`, and return the tensor to send.
 
-        The contents are one flat tensor, except on a single rank, which sends nothing and may have
-        several.
+        With several ranks, the contents are one flat tensor. With one rank nothing is sent, and the
+        contents may be several tensors.
         """
         sent = bucket.contents[0]
         if self._wire is not None:

@@ -197,7 +197,10 @@ def grouped(
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout) -> Tensor:
-    """Compute attention one chunk of queries at a time, without dropout."""
+    """Compute attention one chunk of queries at a time, without dropout.
+
+    A chunk attends only to the keys in its reach.
+    """
     chunks, heads = layout.chunks, q.shape[1:]
     counts = [len(each) for each in chunks.is_visible]
     keys_of = [n * slots for n, slots in zip(counts, chunks.key_lengths, strict=True)]
