@@ -1,6 +1,7 @@
 """Optional packages: each command that needs some refuses at once, and says how to install them."""
 
 import ast
+import os
 import sys
 import tomllib
 from io import StringIO
@@ -128,6 +129,9 @@ class Terminal(StringIO):
     def isatty(self):
         return True
 
+    def fileno(self):
+        return 0
+
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
@@ -142,8 +146,10 @@ def asked(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "site")
 
-    def call(answer, works=True, **options):
+    def call(answer, works=True, in_background=False, **options):
         ran = []
+        foreground = os.getpgrp() + in_background
+        monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: foreground)
 
         def run(command, **_):
             ran.append(command)
@@ -178,8 +184,9 @@ def test_on_a_terminal_the_command_offers_to_install(asked, tmp_path):
     error, said, ran = asked("y\n", works=False)
     assert said == question and ran == [command]
     assert "new_package could not be installed; see the messages above" in str(error)
-    error, said, ran = asked("", may_ask=False)
-    assert (str(error), error.is_said, said, ran) == (LINE, False, "", [])
+    for unasked in ({"may_ask": False}, {"in_background": True}):
+        error, said, ran = asked("y\n", **unasked)
+        assert (str(error), error.is_said, said, ran) == (LINE, False, "", [])
     error, said, ran = asked("YES\n")
     assert (error, said, ran) == (None, question, [command])
     assert asked("") == (None, "", [])  # it is there now

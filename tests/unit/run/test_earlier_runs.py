@@ -19,8 +19,10 @@ def interrupted(root):
 @pytest.mark.parametrize(
     ("typed", "existing", "is_close"),
     [
-        *(("frist-run", "first-run", True), ("first-rn", "first-run", True)),
-        *(("First_Run", "first-run", True), ("first-runs", "first-run", True)),
+        *(("frist-run", "first-run", True), ("firrst-run", "first-run", True)),
+        *(("First_Run", "first-run", True), ("first run", "first-run", True)),
+        *(("adam", "adamw", False), ("cpu-tiny", "gpu-tiny", False), ("runA", "runB", False)),
+        *(("try-A", "try-a", False), ("lr_+5", "lr_-5", False), ("seed_12", "seed_21", False)),
         *(("seed_1", "seed_2", False), ("seed_1", "seed_12", False), ("try-a", "try-b", False)),
         *(("8841-cpu_tiny", "8842-cpu_tiny", False), ("lamb", "adamw", False)),
         *(("a", "b", False), ("", "a", False)),

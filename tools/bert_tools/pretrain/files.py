@@ -160,7 +160,11 @@ def check_packages(source: Path, vocabulary: Path | None, also: Collection[str])
         require_packages(str(vocabulary), "tokenizers", "tokenizers", otherwise="use a vocab.txt")
     paths = [source]
     if source.is_dir():
-        paths = [path for path, _, why in _walk(source, ()) if why is None]
+        paths = [
+            path
+            for path, status, why in _walk(source, ())
+            if why is None and status and stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK)
+        ]
     for path in paths:
         _require_reader(*_kind(path.name, also))
 

@@ -99,10 +99,11 @@ def _skipped(run: Run) -> int | None:
 def _eager_steps(run: Run) -> int | None:
     """Return the number of eager steps of a run whose steps should be captured.
 
-    Returns None for a run that does not capture steps.
+    Returns None for a run that does not capture steps, and for one whose records do not tell.
     """
     is_captured = run.config is not None and run.config.run.step_mode == "captured"
-    return sum(run.known("eager_steps")) if is_captured and run.records else None
+    counts = run.known("eager_steps") if is_captured else []
+    return sum(counts) if counts else None
 
 
 def _memory_gib(run: Run) -> float | None:

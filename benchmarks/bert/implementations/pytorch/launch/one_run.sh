@@ -97,7 +97,7 @@ train() { # index, seed; returns the status of training
     # After the first step, training prints the hint.
     if [ "$signalled-$leads" = 1-1 ] && [ "$(num_starts "$1")" = "$starts" ]; then
         case $status in
-        143) # A signal ended the interpreter before it could handle signals.
+        129 | 138 | 143) # A signal ended the interpreter before it could handle signals.
             echo "stopped before the first step, so no training was lost"
             hint
             status=$STOPPED

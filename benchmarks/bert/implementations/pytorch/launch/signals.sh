@@ -23,10 +23,11 @@ with_signals() { # signal to pass on instead of the one that arrived, or "", com
         trap "pass_on ${instead:-HUP}" HUP # sent when the terminal is closed, and ignored under nohup
     }
     while :; do
-        status=0
+        woken=0 status=0
         wait "$running" || status=$?
-        # A signal interrupts `wait` although the command still runs.
-        kill -0 "$running" 2>/dev/null || break
+        # A signal interrupts `wait`, which then returns the signal's number instead of the command's
+        # status. Waiting again returns the command's, also if the command has ended meanwhile.
+        [ "$woken" = 1 ] || break
     done
     trap - TERM USR1 HUP && trap interrupted INT
     return "$status"
@@ -34,6 +35,6 @@ with_signals() { # signal to pass on instead of the one that arrived, or "", com
 
 pass_on() { # signals
     local name
-    signalled=1
+    signalled=1 woken=1
     for name; do kill -s "$name" "$running" 2>/dev/null || true; done
 }

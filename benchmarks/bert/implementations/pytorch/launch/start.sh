@@ -8,7 +8,7 @@ test_network() { # an all-reduce of all ranks before the clock starts
         --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || status=$?
     case $status in
     0) ;;
-    "$MISTAKE" | "$STOPPED" | "$INTERRUPTED" | 143) exit "$status" ;; # The test has printed the reason.
+    "$MISTAKE" | "$STOPPED" | "$INTERRUPTED" | 129 | 138 | 143) exit "$status" ;; # The test has printed the reason.
     *) fail "the all-reduce of the ranks failed, as shown above; fix the network, or skip this test with NETWORK_TEST=0" 1 ;;
     esac
 }

@@ -52,9 +52,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", _HelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        self._given: Sequence[str] = ()  # the options that are parsed
 
     def error(self, message: str) -> NoReturn:
         """Print one line with the command, the mistake and a remedy, and exit with status 2."""
+        if "arguments are required" in message:
+            self._report_unknown(self._given)
         command = self.prog.removeprefix(PROGRAM).strip()
         where = f"{command}: " if command else ""
         remedy = "" if "; " in message else f"; see `{self.prog} --help`"
@@ -66,14 +69,23 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Parse all arguments. An unknown argument is reported as an error of its sub-command."""
+        given = list(sys.argv[1:] if args is None else args)
+        before_end = given[: given.index("--")] if "--" in given else given
+        self._given = [word for word in before_end if word.startswith("--")]
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            name = unknown[0].partition("=")[0]
-            kind = "unknown option" if name.startswith("-") else "unexpected argument"
-            options = [option for action in self._actions for option in action.option_strings]
-            remedy = did_you_mean(name, options) if name.startswith("--") else ""
-            self.error(f"{kind} {unknown[0]!r}" + (f"; {remedy}" if remedy else ""))
+            self._report_unknown([word for word in unknown if word.startswith("-")])
+            self.error(f"unexpected argument {unknown[0]!r}")
         return found, unknown
+
+    def _report_unknown(self, words: Sequence[str]) -> None:
+        """Exit with an error for the first word that is not an option, if there is one."""
+        options = [option for action in self._actions for option in action.option_strings]
+        for word in words:
+            name = word.partition("=")[0]
+            if name not in options:
+                remedy = did_you_mean(name, options) if name.startswith("--") else ""
+                self.error(f"unknown option {word!r}" + (f"; {remedy}" if remedy else ""))
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         if action.type not in _NUMBERS:

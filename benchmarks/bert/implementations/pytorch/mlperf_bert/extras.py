@@ -122,7 +122,13 @@ def _typed(command: Sequence[str]) -> str:
 
 
 def _is_on_terminal() -> bool:
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    """Return True if a person at a terminal can answer. A background job would be stopped."""
+    if any(stream is None or not stream.isatty() for stream in (sys.stdin, sys.stderr)):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):  # stdin is no real terminal
+        return False
 
 
 def _is_confirmed() -> bool:

@@ -16,6 +16,7 @@ from mlperf_bert.run.outcome import read_outcome
 from mlperf_bert.run.paths import RunPaths
 
 _RUN = re.compile(r"run_(\d{1,9})")
+_SINGLE_LETTER = re.compile(r"(?<![^\W_])[^\W\d_](?![^\W_])")  # a word of one letter
 
 
 def describe_new_run(root: Path, *, is_requeued: bool) -> str | None:
@@ -37,34 +38,37 @@ def describe_new_run(root: Path, *, is_requeued: bool) -> str | None:
 
 def _similar_with_run(root: Path) -> Path | None:
     """Return a directory next to `root` with a similar name and an interrupted run, or None."""
-    with suppress(UserError, OSError):  # what cannot be read is no candidate
-        for name in names_in(root.absolute().parent):
-            other = root.parent / name
-            if name != root.name and is_mistyped(root.name, name) and _is_resumable(other):
-                return other
+    for name in names_in(root.absolute().parent):
+        other = root.parent / name
+        if name != root.name and is_mistyped(root.name, name):
+            with suppress(UserError, OSError):  # a directory that cannot be read is no candidate
+                if _is_resumable(other):
+                    return other
     return None
 
 
 def is_mistyped(typed: str, existing: str) -> bool:
     """Return True if the name `typed` is probably a misspelling of the name `existing`.
 
-    Names count as misspelled if they differ by one missing, extra, wrong or swapped letter, or only
-    in case or separators. Names that differ in digits or in a single letter that stands alone do
-    not count, because `seed_1` and `seed_2`, or `try-a` and `try-b`, are different on purpose.
+    Names count as misspelled if they differ by two swapped letters, by a letter that is doubled, or
+    only in case or separators. Other names with a similar spelling do not count, because `adam` and
+    `adamw`, `seed_1` and `seed_2`, or `try-a` and `try-A` are different on purpose.
     """
-    ours, theirs = (re.sub(r"[\W_]+", "-", name.casefold()) for name in (typed, existing))
+    single, other_single = (_SINGLE_LETTER.findall(name) for name in (typed, existing))
+    ours, theirs = (re.sub(r"[-_. ]+", "-", name.casefold()) for name in (typed, existing))
     if ours == theirs:
-        return True
+        return single == other_single
     words, other_words = (re.findall(r"[^\W\d_]{2,}", name) for name in (ours, theirs))
     return words != other_words and _is_one_edit(ours, theirs)
 
 
 def _is_one_edit(ours: str, theirs: str) -> bool:
-    """Return True if one inserted, deleted, replaced or swapped letter makes the names equal."""
-    ours, theirs = _without_common_start(ours, theirs)
-    ours, theirs = _without_common_start(ours[::-1], theirs[::-1])
-    is_swap = len(ours) == 2 and ours == theirs[::-1]
-    return is_swap or max(len(ours), len(theirs)) <= 1
+    """Return True if swapping two neighboring letters, or doubling one, makes the names equal."""
+    our_rest, their_rest = _without_common_start(ours, theirs)
+    before = ours[: len(ours) - len(our_rest)][-1:]
+    our_rest, their_rest = _without_common_start(our_rest[::-1], their_rest[::-1])
+    is_swap = len(our_rest) == 2 and our_rest == their_rest[::-1]
+    return is_swap or (bool(before) and our_rest + their_rest == before)
 
 
 def _without_common_start(ours: str, theirs: str) -> tuple[str, str]:
