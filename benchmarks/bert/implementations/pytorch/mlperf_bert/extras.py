@@ -32,8 +32,7 @@ MEGABYTES = {
 _INSTALLED_AS = {"nvidia.dali": "nvidia-dali-cuda130"}  # packages named differently from modules
 _SCRIPT = Path("tools/venv.sh")
 _HERE = Path("benchmarks/bert/implementations/pytorch/mlperf_bert")  # in a checkout
-
-
+# Packages that the program needs, of which `module load` may bring other versions.
 _PACKAGES = ("torch", "numpy", "numba", "h5py", "safetensors", "mlperf_logging", "scipy", "rich")
 
 
