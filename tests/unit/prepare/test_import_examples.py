@@ -92,7 +92,7 @@ def test_the_same_examples_twice_are_found_in_any_form(foreign, tmp_path):
     [
         ({"max_seq_length": 63}, "more tokens than --max-seq-length"),
         ({"max_predictions": 9}, "more masked positions than --max-predictions"),
-        ({"vocab": Path("tokenizer.json")}, r"--vocab.*name the vocab\.txt"),
+        ({"vocab": Path("tokenizer.json")}, r"--vocab.*pass the vocab\.txt"),
     ],
 )
 def test_limits_and_vocabularies_that_do_not_fit(foreign, tmp_path, changes, problem):
