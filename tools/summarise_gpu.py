@@ -33,7 +33,7 @@ COLUMNS = {  # columns for training steps: the key of `bench train`, and its for
     "MFU": ("mfu", ".1%"),
     "padding": ("padding_share", ".1%"),
 }
-BASELINES = ("sorted", "sorted_compiled", "padded", "padded_compiled", "unpadded_baseline")
+BASELINES = ("sorted", "sorted_compiled", "padded", "padded_compiled", "padding_free", "nested")
 RATES = {  # samples/s: first milestone and goal, in bf16 and in FP8
     "H100": ((850, 900), (1139, 1200)),
     "H200": ((950, 1030), (1092, 1250)),

@@ -67,8 +67,6 @@ def test_other_side_runs_in_every_form():
         check=lambda name, loss: losses.update({name: loss.item()}),
         progress=Progress(),
     )
-    assert reasons == {}
-    assert list(contenders) == list(BASELINES)
-    assert losses["unpadded_baseline"] == pytest.approx(
-        losses["padded"], abs=LARGEST_ROUNDED_DIFFERENCE
-    )
+    assert set(reasons) <= {"padding_free"}  # needs a package that may not be installed
+    assert list(contenders) == [name for name in BASELINES if name not in reasons]
+    assert losses["nested"] == pytest.approx(losses["padded"], abs=LARGEST_ROUNDED_DIFFERENCE)

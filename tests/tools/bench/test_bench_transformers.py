@@ -2,12 +2,13 @@
 
 import weakref
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from bench_cases import CPU, assert_held, bench, measured, tiny
 
-from bert_tools.bench import baseline
+from bert_tools.bench import baseline, padding_free
 from bert_tools.bench.baseline import (
     BASELINES,
     loss_function,
@@ -65,8 +66,8 @@ def test_what_is_compared_and_ratios_of_the_rates(snapshot):
     for line in (
         "loading torch to measure bert, 2 layers, hidden 32",
         "building our model and that of transformers on cpu\n",
-        "warming up baseline 1 of 5, sorted\n",
-        "skipping baseline 2 of 5, sorted_compiled: torch.compile is turned off by --no-compile\n",
+        "warming up baseline 1 of 6, sorted\n",
+        "skipping baseline 2 of 6, sorted_compiled: torch.compile is turned off by --no-compile\n",
         "preparing our training step (step eager)\n",
         "measuring up to 5 steps of each of ours, sorted, padded\n",
         "; at most about 0 s left\n",
@@ -90,7 +91,7 @@ def test_rounded_weights_and_a_side_without_memory(monkeypatch):
     changes = ("model.precision=bf16", "run.step_mode=captured")
     result, words, progress = measured("transformers", *BRIEF, settings=(*SETTINGS, *changes))
     assert result["ratio_sorted_compiled"] and result["sorted_compiled_reason"] is None
-    line = "compiling and warming up baseline 2 of 5, sorted_compiled (torch.compile usually takes"
+    line = "compiling and warming up baseline 2 of 6, sorted_compiled (torch.compile usually takes"
     assert line in progress
     assert "only on CUDA" in result["padded_compiled_reason"]
     assert result["ours_padding_share"] > 0
@@ -114,9 +115,35 @@ def test_another_model_is_refused(name, data):
         check_same_loss(ours, other, data)
 
 
-@pytest.mark.parametrize("name", ["sorted", "padded"])
+@pytest.fixture
+def kernel(monkeypatch):
+    """Put plain attention in place of FlashAttention's kernel, which needs CUDA."""
+    transformers = baseline.import_transformers()
+
+    def attend(module, query, key, value, mask, *, scaling, sliding_window=None, **flash):
+        assert mask is None and query.shape[0] == 1
+        bounds = flash["cu_seq_lens_q"].tolist()
+        assert bounds == flash["cu_seq_lens_k"].tolist()
+        assert flash["max_length_q"] == max(end - start for start, end in pairwise(bounds))
+        parts = []
+        for start, end in pairwise(bounds):
+            place = torch.arange(end - start)
+            reach = end if sliding_window is None else sliding_window
+            near = (place[:, None] - place).abs() < reach
+            q, k, v = (each[:, :, start:end] for each in (query, key, value))
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=near, scale=scaling
+            )
+            parts.append(attended.transpose(1, 2))
+        return torch.cat(parts, dim=1), None
+
+    transformers.AttentionInterface.register("plain_kernel", attend)
+    monkeypatch.setattr(padding_free, "implementation", lambda: "plain_kernel")
+
+
+@pytest.mark.parametrize("name", ["sorted", "padded", "padding_free"])
 @pytest.mark.parametrize("architecture", ["bert", "modern"])
-def test_both_sides_train_alike_without_dropout(name, architecture):
+def test_both_sides_train_alike_without_dropout(name, architecture, kernel):
     config = replace(CONFIG, model=WITHOUT_DROPOUT) if architecture == "bert" else MODERN
     config = as_both_train(config)
     ours = make_ours(config.model, 1, CPU)
@@ -168,7 +195,7 @@ def test_padded_and_sorted_batches_hold_the_samples(data):
 
 
 @pytest.fixture
-def make(monkeypatch):
+def make(monkeypatch, kernel):
     """Make other sides, all of which may run on the CPU."""
     monkeypatch.setattr(baseline, "_reason_left_out", lambda *_: None)
     ours = make_ours(WITHOUT_DROPOUT, 1, CPU)
@@ -232,9 +259,10 @@ def test_all_that_can_run_train_and_layers_may_be_compiled_by_themselves(monkeyp
     assert list(checked) == [
         "sorted",
         "padded",
-        "unpadded_baseline",
+        "padding_free",
+        "nested",
     ]  # what is compiled is not checked
-    assert checked["unpadded_baseline"] == pytest.approx(checked["padded"])
+    assert checked["nested"] == pytest.approx(checked["padded"])
     for contender in contenders.values():
         losses = [contender(0).item() for _ in range(5)]
         assert losses[-1] < losses[0]
@@ -265,7 +293,7 @@ def test_what_fails_has_its_reason_and_is_freed_before_the_next(monkeypatch, mak
     contenders, reasons = others(make_noted, data)
     assert reasons["sorted_compiled"] == "out of memory (tried to allocate 9 GiB)"
     assert reasons["padded_compiled"] == "RuntimeError: no kernel"
-    assert len(baselines) == len(BASELINES) and "unpadded_baseline" in contenders
+    assert len(baselines) == len(BASELINES) and "nested" in contenders
 
 
 def test_another_model_is_no_reason_but_an_error(make, data):
@@ -274,3 +302,29 @@ def test_another_model_is_no_reason_but_an_error(make, data):
 
     with pytest.raises(ConfigError, match="another model"):
         others(make, data, check=refuse)
+
+
+@pytest.mark.parametrize(
+    ("packages", "device", "precision", "reason"),
+    [
+        ({"kernels"}, "cpu", "bf16", "its attention kernels need CUDA, and this run uses cpu"),
+        ({"kernels"}, "cuda", "fp32", "its attention kernels need bf16, and this run uses fp32"),
+        (
+            set(),
+            "cuda",
+            "bf16",
+            "neither flash-attn nor kernels is installed (pip install kernels)",
+        ),
+        ({"kernels"}, "cuda", "bf16", None),
+        ({"flash_attn"}, "cuda", "fp8", None),
+    ],
+)
+def test_why_there_is_no_padding_free_side(monkeypatch, packages, device, precision, reason):
+    monkeypatch.setattr(padding_free, "find_spec", lambda name: name if name in packages else None)
+    assert padding_free.why_not(torch.device(device), precision) == reason
+
+
+def test_the_librarys_own_way_fails_with_its_reason_without_its_packages(make, data, monkeypatch):
+    monkeypatch.setattr(padding_free, "implementation", lambda: padding_free.INSTALLED)
+    contenders, reasons = others(make, data, compiled="by layer")
+    assert "padding_free" not in contenders and "FlashAttention2" in reasons["padding_free"]
