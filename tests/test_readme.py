@@ -99,11 +99,11 @@ def test_what_you_see_is_what_was_recorded():
 
 def test_the_first_and_second_runs_times_are_those_recorded():
     words = " ".join(README.split("## Train on your own text")[0].split())
-    said = "the first step of training starts after {} s and the result comes after {} s"
-    again = "When everything is installed, it is {} s and {} s"
+    said = "the first training step starts after {} s, and the result appears after {} s"
+    again = f"If everything is already installed, {said}"
     for name, text in (("first", said), ("second", again)):
         figures = (RECORDING / f"{name}.txt").read_text()
         times = re.findall(r"^(?:first step|result): ([\d.]+) s$", figures, re.MULTILINE)
         assert text.format(*times) in words
         longest = re.search(r"^longest silence: ([\d.]+) s", figures, re.MULTILINE)
-        assert longest and float(longest[1]) <= 3 and "silent for 3 s at most" in words
+        assert longest and float(longest[1]) <= 3 and "never pauses for more than 3 s" in words

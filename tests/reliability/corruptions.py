@@ -247,73 +247,73 @@ def escape(name):
 DAMAGED = (
     at_start("shard cut short", SHARD, cut),
     at_start("shard missing", SHARD, remove),
-    by_digest("shard: a bit of a token flipped", SHARD, flip_in("input_ids", 20, bit=0)),
-    by_digest("shard: a bit of an offset flipped", SHARD, flip_in("offsets", 20, bit=40)),
-    by_digest("shard: a bit of the HDF5 header flipped", SHARD, flip(5)),
+    by_digest("flipped bit in a token of a shard", SHARD, flip_in("input_ids", 20, bit=0)),
+    by_digest("flipped bit in an offset of a shard", SHARD, flip_in("offsets", 20, bit=40)),
+    by_digest("flipped bit in the HDF5 header of a shard", SHARD, flip(5)),
     at_start("sidecar missing", SIDECAR, remove),
     at_start("sidecar edited", SIDECAR, edit_json(source_name="x")),
-    at_start("sidecar of another version", SIDECAR, edit_json(format_version=2)),
+    at_start("sidecar of another format version", SIDECAR, edit_json(format_version=2)),
     at_start("manifest missing", MANIFEST, remove),
     at_start("manifest edited", MANIFEST, edit_json(seed=1)),
-    at_start("index: lengths cut short", LENGTHS, cut),
-    at_start("index: lengths edited", LENGTHS, edit_index(swap_unequal)),
-    at_start("index: order edited", ORDER, edit_index(swap(0, 9))),
+    at_start("lengths in the index cut short", LENGTHS, cut),
+    at_start("lengths in the index edited", LENGTHS, edit_index(swap_unequal)),
+    at_start("order in the index edited", ORDER, edit_index(swap(0, 9))),
     at_start("vocabulary missing", VOCABULARY, remove),
-    at_start("vocabulary exchanged", VOCABULARY, other_words),
+    at_start("vocabulary replaced", VOCABULARY, other_words),
 )
 NO_FILES = (
-    at_start("pipe in place of a shard", SHARD, pipe),
-    at_start("directory in place of a shard", SHARD, directory),
-    at_start("device in place of a shard", SHARD, link("/dev/zero")),
-    at_start("link to nothing for a shard", SHARD, link("none.hdf5")),
-    at_start("link to another shard", SHARD, link("a.hdf5")),
-    at_start("pipe in place of a sidecar", SIDECAR, pipe),
-    at_start("pipe in place of the manifest", MANIFEST, pipe),
-    at_start("pipe in place of the vocabulary", VOCABULARY, pipe),
-    at_start("device in place of an index", ORDER, link("/dev/zero")),
-    at_start("manifest names `../b.hdf5`", MANIFEST, escape("../b.hdf5")),
-    at_start("manifest names `/etc/passwd`", MANIFEST, escape("/etc/passwd")),
+    at_start("pipe instead of a shard", SHARD, pipe),
+    at_start("directory instead of a shard", SHARD, directory),
+    at_start("device instead of a shard", SHARD, link("/dev/zero")),
+    at_start("broken link instead of a shard", SHARD, link("none.hdf5")),
+    at_start("shard replaced by a link to another shard", SHARD, link("a.hdf5")),
+    at_start("pipe instead of a sidecar", SIDECAR, pipe),
+    at_start("pipe instead of the manifest", MANIFEST, pipe),
+    at_start("pipe instead of the vocabulary", VOCABULARY, pipe),
+    at_start("device instead of an index file", ORDER, link("/dev/zero")),
+    at_start("manifest that lists `../b.hdf5`", MANIFEST, escape("../b.hdf5")),
+    at_start("manifest that lists `/etc/passwd`", MANIFEST, escape("/etc/passwd")),
 )
 MIXED = (
-    at_start("two preparations: vocabulary", SHARD, mixed(vocabulary=True)),
-    at_start("two preparations: seed", SHARD, mixed(seed=7)),
-    at_start("two preparations: longest sequence", SHARD, mixed(max_seq_length=48)),
-    at_start("two preparations: most predictions", SHARD, mixed(max_predictions=9)),
+    at_start("shard prepared with another vocabulary", SHARD, mixed(vocabulary=True)),
+    at_start("shard prepared with another seed", SHARD, mixed(seed=7)),
+    at_start("shard prepared with another maximum length", SHARD, mixed(max_seq_length=48)),
+    at_start("shard prepared with another maximum of masks", SHARD, mixed(max_predictions=9)),
     at_start("the same shard twice", SHARD, same_shard_twice),
-    at_start("the same text twice, its file edited", SHARD, same_text_twice),
+    at_start("the same text twice, with one file edited", SHARD, same_text_twice),
     at_start("training shard in the held-out set", "eval/shards/b.hdf5", leak_shard),
 )
 CARELESS = (
-    by_reading("one mask a sample, not 15 %", SHARD, contents(fewer_masks)),
+    by_reading("one mask per sample instead of 15%", SHARD, contents(fewer_masks)),
     by_reading("next-sentence labels all 0", SHARD, set_in("next_sentence_label", slice(None), 0)),
-    in_training("next-sentence label 2", SHARD, set_in("next_sentence_label", 3, 2)),
+    in_training("next-sentence label of 2", SHARD, set_in("next_sentence_label", 3, 2)),
     in_training("token outside the vocabulary", SHARD, set_in("input_ids", 1, cases.VOCAB_SIZE)),
     in_training("label outside the vocabulary", SHARD, set_in("masked_lm_ids", 0, 60_000)),
     in_training(
         "masked position outside its sample", SHARD, set_in("masked_lm_positions", -1, 65_535)
     ),
     in_training("segment B outside its sample", SHARD, set_in("segment_b_start", 2, 65_535)),
-    in_training("offset of tokens that lies", SHARD, with_offset("offsets", 2**62)),
-    in_training("offset of masks that lies", SHARD, with_offset("masked_lm_offsets", -1)),
-    in_training("index: lengths of other samples", LENGTHS, signed(edit_index(swap_unequal))),
-    in_training("index: masked counts of other samples", COUNTS, signed(edit_index(swap_unequal))),
-    by_reading("index: order not by length", ORDER, signed(edit_index(swap(0, -1)))),
+    in_training("wrong offset of tokens", SHARD, with_offset("offsets", 2**62)),
+    in_training("wrong offset of masks", SHARD, with_offset("masked_lm_offsets", -1)),
+    in_training("index with wrong lengths", LENGTHS, signed(edit_index(swap_unequal))),
+    in_training("index with wrong mask counts", COUNTS, signed(edit_index(swap_unequal))),
+    by_reading("index that is not sorted by length", ORDER, signed(edit_index(swap(0, -1)))),
     at_start(
-        "index: order with a number of no sample", ORDER, signed(edit_index(put(0, 2**32 - 1)))
+        "index with the number of a missing sample", ORDER, signed(edit_index(put(0, 2**32 - 1)))
     ),
 )
 GROUPS = {
-    "Damage": DAMAGED,
-    "Not the files that they seem": NO_FILES,
-    "Mixed up": MIXED,
+    "Damaged files": DAMAGED,
+    "Other kinds of files": NO_FILES,
+    "Mixed-up files": MIXED,
     "Careless preparation": CARELESS,
 }
 
 
 def table():
     """The table of docs/concepts/data.md: a row for the corruptions of a group found alike."""
-    stages = "start of training", "`verify`", "`verify --full`", "while training"
-    lines = ["| found by | corruption |", "|---|---|"]
+    stages = "at the start", "by `verify`", "by `verify --full`", "during training"
+    lines = ["| found | corruption |", "|---|---|"]
     for group, members in GROUPS.items():
         for found in dict.fromkeys(one.found for one in members):
             pairs = zip(stages, found, strict=True)
