@@ -177,7 +177,7 @@ def start_task(rank, host, words, audit):
 
 def time_of_the_error(process, rank):
     """When this rank said that the others are silent; fails where it never did."""
-    expected = rf"rank {rank} on \S+, .+: no answer from other ranks within {TIMEOUT_S} s"
+    expected = rf"rank {rank} on \S+, .+: other ranks did not answer within {TIMEOUT_S} s"
     said = []
     for line in process.stdout or ():
         said.append(line)

@@ -122,7 +122,7 @@ def test_a_machine_is_asked_whether_it_can_hold_them(tiny_config, monkeypatch):
     monkeypatch.setattr(bert, "memory_bytes", lambda: needed)
     check_memory(config, torch.device("cpu"))
     monkeypatch.setattr(bert, "memory_bytes", lambda: needed - 1)
-    with pytest.raises(ConfigError, match=r"^model.hidden_size: weights and gradients need"):
+    with pytest.raises(ConfigError, match=r"^model.hidden_size: the weights and gradients need"):
         check_memory(config, torch.device("cpu"))
 
 

@@ -144,9 +144,9 @@ def test_a_loop_that_goes_on_no_more_is_named(module, doing, in_thread, hangs, s
             loader.submit(function_of(module), 0.7)
         (time.sleep if in_thread else function_of(module))(0.6)
     line = (
-        f"mlperf_bert: error: rank 1 on {host_name()}, {whereabouts.in_words}: no progress for "
-        "0.2 s (run.hang_timeout_s); look for a rank that has died, and for storage or a device "
-        "that hangs\n"
+        f"mlperf_bert: error: rank 1 on {host_name()}, {whereabouts.in_words}: the rank made no "
+        "progress for 0.2 s (run.hang_timeout_s); look for a rank that has died, and for storage "
+        "or a device that hangs\n"
     )
     assert said() == (line if hangs else "")
     if doing == "step":  # who waits for others ends when they did not
@@ -186,7 +186,7 @@ def test_a_process_that_was_stopped_has_not_hung_and_one_that_hangs_ends_with_on
     output, errors = process.communicate(timeout=50)
     assert (process.returncode, output) == (LOST, "went on\n")
     assert errors.count("\n") == 1
-    assert f"rank 0 on {host_name()}, step 39: no progress for 0.5 s" in errors
+    assert f"rank 0 on {host_name()}, step 39: the rank made no progress for 0.5 s" in errors
 
 
 def test_other_errors_of_torch_are_no_lost_ranks():

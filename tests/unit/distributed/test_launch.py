@@ -134,7 +134,7 @@ def test_a_group_is_joined_over_the_interface_to_rank_zero(of_the_user, chosen, 
 def test_torchrun_may_not_restart_ranks_by_itself():
     environ = {"TORCHELASTIC_MAX_RESTARTS": "1"}
     for rank in (RankInfo(1, 2, 1, 2, 0, "torchrun"), RankInfo(0, 1, 0, 1, 0, "torchrun")):
-        with pytest.raises(ConfigError, match=r"TORCHELASTIC_MAX_RESTARTS: is '1'.*--resume auto"):
+        with pytest.raises(ConfigError, match="RESTARTS: the value is '1'.*--resume auto"):
             launch.init_process_group(rank, torch.device("cpu"), environ=environ)
 
 
@@ -151,7 +151,7 @@ def test_devices_and_backends(monkeypatch):
     assert choose_device("cpu", info) == torch.device("cpu")
     assert launch.backend_for(info, torch.device("cuda", 1)) == "nccl"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="2 ranks on this node see 1 GPUs"):
+    with pytest.raises(ConfigError, match="2 ranks on this node can use only 1 GPUs"):
         choose_device("cuda", info)
     assert choose_device("cuda", info, "allow") == torch.device("cuda", 0)
     assert launch.backend_for(info, torch.device("cuda", 0)) == "gloo"  # NCCL shares no GPU
@@ -242,8 +242,8 @@ def test_the_store_listens_on_its_address_alone(address):
     [
         ("127.0.0.1", "MASTER_PORT: .* is already in use on 127.0.0.1"),
         ("192.0.2.77", "MASTER_ADDR: 192.0.2.77 is not an address of this host"),
-        ("0.0.0.0", "MASTER_ADDR: 0.0.0.0 is 0.0.0.0 here, which other nodes cannot reach"),
-        ("localhost", r"MASTER_ADDR: localhost is \S+ here, which other nodes cannot reach"),
+        ("0.0.0.0", "MASTER_ADDR: 0.0.0.0 is 0.0.0.0 on this host, and other nodes cannot"),
+        ("localhost", r"MASTER_ADDR: localhost is \S+ on this host, and other nodes cannot"),
         ("no.such.host.invalid", "MASTER_ADDR: 'no.such.host.invalid' cannot be resolved"),
     ],
 )

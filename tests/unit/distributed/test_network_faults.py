@@ -19,11 +19,11 @@ LO = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 @pytest.mark.parametrize(
     ("name", "backend", "value", "said"),
     [
-        ("GLOO_SOCKET_IFNAME", "gloo", "eth9x", "is 'eth9x', but no interface has that name"),
-        ("GLOO_SOCKET_IFNAME", "nccl", f"{LO},ib7x", "is 'ib7x', but no interface has that name"),
-        ("GLOO_SOCKET_IFNAME", "gloo", "down", "is down, which has no address"),
-        ("NCCL_SOCKET_IFNAME", "nccl", "ib7x,ib8x", "is 'ib7x,ib8x', but no interface has that"),
-        ("NCCL_SOCKET_IFNAME", "nccl", f"={LO}x", "but no interface has that name"),
+        ("GLOO_SOCKET_IFNAME", "gloo", "eth9x", "no network interface named 'eth9x'"),
+        ("GLOO_SOCKET_IFNAME", "nccl", f"{LO},ib7x", "no network interface named 'ib7x'"),
+        ("GLOO_SOCKET_IFNAME", "gloo", "down", "interface down has no IP address"),
+        ("NCCL_SOCKET_IFNAME", "nccl", "ib7x,ib8x", "interface of this host matches 'ib7x,ib8x'"),
+        ("NCCL_SOCKET_IFNAME", "nccl", f"={LO}x", "no network interface of this host matches"),
     ],
 )
 def test_an_interface_that_is_not_there_is_named(monkeypatch, name, backend, value, said):
@@ -57,13 +57,13 @@ def test_ranks_are_not_started_without_loopback(monkeypatch):
 
 SAID = {  # an error of a collective, and what is said of it
     "[a/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 602000ms for recv operation": (
-        "no answer from other ranks within 600 s (run.hang_timeout_s)"
+        "other ranks did not answer within 600 s (run.hang_timeout_s)"
     ),
     "[a/gloo/transport/tcp/pair.cc:1] Timed out waiting 1500ms for send": (
-        "no answer from other ranks within 1.5 s (run.hang_timeout_s)"
+        "other ranks did not answer within 1.5 s (run.hang_timeout_s)"
     ),
     "Application timeout caused pair closure": (
-        "no answer from other ranks within 600 s (run.hang_timeout_s)"
+        "other ranks did not answer within 600 s (run.hang_timeout_s)"
     ),
     "[a/gloo/transport/tcp/pair.cc:547] Connection timed out": (
         "the network connection to another rank failed (connection timed out)"
@@ -74,9 +74,9 @@ SAID = {  # an error of a collective, and what is said of it
     "[a/gloo/transport/tcp/device.cc:84] Unable to find address for: eth9": (
         "the network connection to another rank failed (unable to find address for: eth9)"
     ),
-    "[a/gloo/transport/tcp/pair.cc:1] Connect timeout": "no answer from other ranks in time",
+    "[a/gloo/transport/tcp/pair.cc:1] Connect timeout": "other ranks did not answer in time",
     "[a/gloo/transport/tcp/pair.cc:1] Timed out after 61 seconds waiting for clients": (
-        "no answer from other ranks within 61 s (run.hang_timeout_s)"
+        "other ranks did not answer within 61 s (run.hang_timeout_s)"
     ),
     "[a/gloo/transport/tcp/pair.cc:1] connect: Connection refused": (
         "another rank closed the connection"

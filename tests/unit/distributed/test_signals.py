@@ -22,7 +22,7 @@ from mlperf_bert.distributed.signal_watch import (
 from mlperf_bert.distributed.stop_request import StopRequest
 
 CPU = torch.device("cpu")
-HINT = "mlperf_bert: saving and stopping because of Ctrl-C (press it again to exit at once)\n"
+HINT = "mlperf_bert: saving and stopping because of Ctrl-C (press Ctrl-C again to exit at once)\n"
 
 
 @pytest.fixture(autouse=True)

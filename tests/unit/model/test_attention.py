@@ -91,7 +91,7 @@ def test_attention_is_chosen_by_a_rule_and_kernels_refused_where_they_cannot_run
         if problem is None:
             assert choose_attention(named, device, dtype).name == name
             continue
-        words = rf"model\.attention.*'{name}' cannot run here because .*{problem}.*'grouped'"
+        words = rf"model\.attention.*'{name}' cannot run on .* because .*{problem}.*'grouped'"
         with pytest.raises(ConfigError, match=words):
             choose_attention(named, device, dtype)
         if device == CUDA:

@@ -1,4 +1,4 @@
-"""Plan the gradient buckets, and the position of each tensor in the flat buffers.
+"""Plans of the gradient buckets, and of the position of each tensor in the flat buffers.
 
 This module does not import torch.
 
@@ -10,10 +10,10 @@ is ready.
 
 A flat buffer is a sequence of buckets, and a bucket is a sequence of tensors, each padded to a
 multiple of BLOCK elements. The bucket is padded too, so that it splits into `num_shards` equal
-pieces whose sizes are multiples of BLOCK. Shard r owns the r-th piece of every bucket, which is the
-piece that a reduce-scatter of the bucket sends to it. A shard's own buffers contain its pieces of
-all buckets, in the same order. If a bucket begins at `start` in the whole buffer, the shard's piece
-of that bucket therefore begins at start / num_shards in the shard's buffers.
+pieces whose sizes are multiples of BLOCK. Shard r owns the r-th piece of every bucket, which a
+reduce-scatter of the bucket sends to this shard. A shard's own buffers contain its pieces of all
+buckets, in the same order. If a bucket begins at `start` in the whole buffer, the shard's piece of
+that bucket therefore begins at start / num_shards in the shard's buffers.
 """
 
 import math
@@ -32,9 +32,9 @@ BLOCK = 1024  # tensors in flat buffers are padded to a multiple of this number 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyGradient:
-    """A parameter, and when the backward pass completes its gradient.
+    """A parameter, and the time at which the backward pass completes the parameter's gradient.
 
-    `ready_at` is the fraction of the backward pass, 0 .. 1, that has run by then.
+    `ready_at` is this time as a fraction of the backward pass, from 0 to 1.
     """
 
     name: str
@@ -45,7 +45,9 @@ class ReadyGradient:
 def plan_buckets(
     gradients: Iterable[ReadyGradient], element_bytes: int, cap_mb: float
 ) -> list[list[ReadyGradient]]:
-    """Plan the buckets that DDP uses after its rebuild, in the order in which it sends them.
+    """Return the buckets that DistributedDataParallel (DDP) uses after its first step.
+
+    The buckets are in the order in which DDP sends them.
 
     Args:
         gradients: the gradients of all parameters, all of one dtype, in the order in which they
@@ -83,10 +85,10 @@ def plan_in_reverse(
 
 
 def ddp_bucket_cap_mb(cap_mb: float) -> float | None:
-    """Return the value for DDP's `bucket_cap_mb`, which is None if `cap_mb` is DDP's default.
+    """Return DistributedDataParallel's argument `bucket_cap_mb`, or None for its default cap.
 
-    With None, DDP closes the first bucket at 1 MiB, so that communication starts early. An explicit
-    cap also applies to the first bucket, even if it equals the default of 25 MiB.
+    With None, the first bucket is closed at 1 MiB, so that communication starts early. An explicit
+    cap also applies to the first bucket, even if this cap equals the default of 25 MiB.
     """
     return None if cap_mb == DEFAULT_CAP_MB else cap_mb
 
@@ -97,7 +99,7 @@ def _cap_bytes(cap_mb: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FlatTensor:
-    """A parameter's place in the whole flat buffer. Its first element is at index `start`."""
+    """A parameter in the whole flat buffer, where its first element is at index `start`."""
 
     name: str
     shape: tuple[int, ...]
@@ -127,8 +129,8 @@ class Bucket:
 class Segment:
     """The part of a tensor that one shard owns.
 
-    It consists of the elements `first` to `last` - 1 of the flattened tensor. They begin at index
-    `start` of the shard's buffers.
+    It consists of the elements `first` to `last` - 1 of the flattened tensor. In the shard's
+    buffers, these elements begin at index `start`.
     """
 
     tensor: FlatTensor
@@ -149,7 +151,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """The positions of all tensors of a model in flat buffers that are split into `num_shards`."""
+    """The positions of a model's tensors in flat buffers, which consist of `num_shards` shards."""
 
     buckets: tuple[Bucket, ...]
     num_shards: int
@@ -166,7 +168,7 @@ class FlatLayout:
 
     @property
     def tensors(self) -> tuple[FlatTensor, ...]:
-        """All tensors, in the order in which they lie in the flat buffer."""
+        """All tensors, in their order in the flat buffer."""
         return tuple(tensor for bucket in self.buckets for tensor in bucket.tensors)
 
     @property
@@ -182,10 +184,7 @@ class FlatLayout:
         return slice(bucket.start + shard * size, bucket.start + (shard + 1) * size)
 
     def piece_in_shard(self, bucket: Bucket) -> slice:
-        """Return the range of a shard's own buffers that contains its piece of a bucket.
-
-        The range is the same for all shards.
-        """
+        """Return the range of any shard's own buffers that contains its piece of a bucket."""
         return slice(bucket.start // self.num_shards, bucket.stop // self.num_shards)
 
     def segments(self, shard: int) -> Iterator[Segment]:
@@ -206,10 +205,10 @@ class FlatLayout:
                     )
 
     def tensor_of_block(self, shard: int) -> NDArray[np.int32]:
-        """Return which tensor each block of a shard's buffers belongs to, int32 [blocks].
+        """Return the number of the tensor in each block of a shard's buffers, int32 [blocks].
 
-        The values are indices in `tensors`. Blocks of padding at the end of a bucket belong to the
-        bucket's last tensor.
+        A tensor's number is its index in `tensors`. Blocks of padding at the end of a bucket belong
+        to the bucket's last tensor.
         """
         starts = [tensor.start for tensor in self.tensors]
         owned = [
@@ -223,7 +222,7 @@ class FlatLayout:
 def plan_layout(
     shapes: Mapping[str, tuple[int, ...]], buckets: Iterable[Sequence[str]], num_shards: int
 ) -> FlatLayout:
-    """Assign every tensor of the given buckets its position in the flat buffers.
+    """Assign a position in the flat buffers to every tensor of the given buckets.
 
     Args:
         shapes: the shape of every tensor, by name.

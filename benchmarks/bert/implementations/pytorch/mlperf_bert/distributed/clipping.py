@@ -8,10 +8,10 @@ limit(x, c) = x * min(1, c / ||x||) in the L2 norm. The policies compute:
 - `whole_before_allreduce`: mean_i limit(g_i, C)
 - `bucket_before_allreduce`: mean_i limit(g_ib, C_b) in each bucket b
 
-The limit C_b of a bucket is set by `clip.bucket_limit`:
+The setting `clip.bucket_limit` selects the limit C_b of a bucket:
 
 - `by_size`: C_b = C * sqrt(numel_b / numel_total), so that sum_b C_b^2 = C^2 for any buckets
-- `equal_share`: C_b = C / sqrt(22), as published. The count is fixed because
+- `equal_share`: C_b = C / sqrt(22), as published. The number 22 is fixed because
   DistributedDataParallel starts with one bucket, and its later number of buckets depends on dtype
   and layout.
 
@@ -63,8 +63,7 @@ def clips_before(clip: ClipSection) -> bool:
 def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> float:
     """Return the norm limit of gradients with `numel` of the model's `numel_total` elements.
 
-    The limit is C for the whole gradient, or C_b for a bucket, as the module's docstring defines
-    them.
+    The module's docstring defines the limits C of a whole gradient and C_b of a bucket.
     """
     if clip.policy == "whole_before_allreduce":
         return clip.max_norm
@@ -74,7 +73,7 @@ def limit_before_allreduce(clip: ClipSection, numel: int, numel_total: int) -> f
 
 
 def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return min(1, max_norm / norm), 0-d like `norm`. It is exactly 1 for norms within the limit.
+    """Return min(1, max_norm / norm), 0-d like `norm`, and exactly 1 for norms within the limit.
 
     If the norm is not finite, the factor is NaN, so that all elements become NaN. Otherwise, finite
     elements whose norm overflows would become zeros, and the other ranks would not notice the
@@ -84,10 +83,7 @@ def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients together, 0-d, on their device.
-
-    The function computes the norm of 16-bit gradients in float32.
-    """
+    """Return the L2 norm of all gradients together, 0-d, on their device, in at least float32."""
     dtype = torch.promote_types(gradients[0].dtype, torch.float32)
     if gradients[0].device.type == "cpu":
         return combine_norms([_norm_on_cpu(each, dtype) for each in gradients])
@@ -115,10 +111,7 @@ def combine_norms(norms: Sequence[Tensor]) -> Tensor:
 
 
 def wire_dtype(gradient_dtype: torch.dtype, allreduce_dtype: AllreduceDtype) -> torch.dtype | None:
-    """Return the dtype to which gradients are converted before they are sent.
-
-    Returns None if they are sent in their own dtype.
-    """
+    """Return the dtype to which gradients are converted for sending, or None if they are not."""
     is_converted = allreduce_dtype == "bf16" and gradient_dtype != torch.bfloat16
     return torch.bfloat16 if is_converted else None
 
@@ -138,7 +131,7 @@ def multiply(gradient: Tensor, factor: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClipOutcome:
-    """The result of clipping the gradients of one update. All tensors are 0-d, on the device."""
+    """The result of clipping one update's gradients, as 0-d tensors on the gradients' device."""
 
     grad_norm: Tensor
     clipped_fraction: Tensor
@@ -161,9 +154,10 @@ class BucketGradients:
 
 
 class ClipState:
-    """The limits of clipping, and the norms that were measured in the current update.
+    """The norm limits of gradients, and the norms that were measured in the current update.
 
-    It is the state of DDP's communication hook, and is also used without DDP.
+    DistributedDataParallel's communication hook uses it as its state. It is also used without the
+    hook.
 
     Args:
         clip: the policy and its constants. If the policy does not clip before the all-reduce,
@@ -203,9 +197,9 @@ class ClipState:
 
         `whole_before_allreduce` keeps all buckets until the last one, because the norm of the whole
         gradient is unknown until then. At that point there is no computation left to overlap with,
-        so the last call waits for the all-reduces. (On a GPU, only its stream waits.) The earlier
-        calls return completed futures, because a future that is left open would never complete
-        after an error.
+        so the last call waits for the all-reduces. (On a GPU, the stream waits instead of the
+        host.) The earlier calls return completed futures, because other futures would never
+        complete after an error.
         """
         buffer = bucket.buffer()
         ready = self.take(
@@ -247,7 +241,7 @@ class ClipState:
 
         The method checks only the first element of each reduced bucket, because a rank that sends
         NaN makes the whole bucket NaN. A bucket without NaN cannot have overflowed, because it is a
-        sum of N contributions whose norms are at most limit / N each.
+        sum of N contributions from N ranks, and the norm of each contribution is at most limit / N.
         """
         has_nan = ~torch.isfinite(torch.stack([each.float() for each in self._reduced])).all()
         outcome = ClipOutcome(
@@ -315,7 +309,7 @@ def _completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class Clipping(Protocol):
-    """How the gradients of an update are clipped.
+    """The interface of all classes that clip the gradients of an update.
 
     Each micro-batch of the update runs inside the context that `forward` returns.
     """
@@ -341,11 +335,12 @@ def make_clipping(
     *,
     bucket_cap_mb: float = DEFAULT_CAP_MB,
 ) -> Clipping:
-    """Create the clipping that a config asks for, for a model with or without DDP.
+    """Create the object that clips by the policy of `clip`, for a model with or without DDP.
 
-    If DistributedDataParallel (DDP) wraps the model, it keeps its own buckets. It gets a
-    communication hook if the policy clips before the all-reduce, or if gradients are converted to
-    `wire`. If the model is not wrapped, `bucket_cap_mb` limits the size of its buckets, in MiB.
+    If DistributedDataParallel (DDP) wraps the model, DDP keeps its own buckets. The function
+    registers a communication hook if the policy clips before the all-reduce, or if gradients are
+    converted to `wire`. If the model is not wrapped, `bucket_cap_mb` limits the size of its
+    buckets, in MiB.
     """
     ddp = model if isinstance(model, DistributedDataParallel) else None
     if not clips_before(clip):
@@ -384,9 +379,9 @@ class ClipAfter:
         return _sync_if_last(self._model, is_last)
 
     def finish(self) -> ClipOutcome:
-        """Return the outcome for the averaged gradient, whose norm `after_allreduce` limits.
+        """Return the outcome of clipping the averaged gradient.
 
-        With the policy `none`, the norm is measured but not limited.
+        The policy `after_allreduce` limits the gradient's norm, and `none` only measures it.
         """
         gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
         return outcome_after(self._clip, gradient_norm(gradients))
@@ -416,7 +411,7 @@ class ClipBefore:
         """Return a context manager in which backward passes accumulate gradients.
 
         The last backward pass of an update calls the communication hook, which clips and averages
-        them.
+        the gradients.
         """
         return _sync_if_last(self._ddp, is_last)
 
@@ -426,11 +421,11 @@ class ClipBefore:
 
 
 class ClipOnOneRank:
-    """Clipping before the all-reduce if there is only one rank, which needs no all-reduce.
+    """Clipping for a run of one rank, if the policy would clip before the all-reduce.
 
-    On a single rank, `whole_before_allreduce` equals `after_allreduce`. The buckets are planned as
-    in DistributedDataParallel, on the assumption that gradients become ready in the reverse order
-    of the parameters.
+    One rank needs no all-reduce, so `whole_before_allreduce` equals `after_allreduce`. The buckets
+    are planned as in DistributedDataParallel, on the assumption that gradients become ready in the
+    reverse order of the parameters.
     """
 
     def __init__(self, clip: ClipSection, model: nn.Module, bucket_cap_mb: float) -> None:
@@ -445,8 +440,7 @@ class ClipOnOneRank:
     def forward(self, *, is_last: bool) -> Iterator[None]:
         """Return a context manager that clips the gradients after the last backward pass.
 
-        The result is that of the communication hook, which exists only with
-        DistributedDataParallel.
+        The result equals that of DistributedDataParallel's communication hook.
         """
         yield
         if is_last:
@@ -465,6 +459,6 @@ def _with_gradients(parameters: Sequence[nn.Parameter]) -> BucketGradients:
 
 
 def _sync_if_last(model: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    """Return a context manager in which DistributedDataParallel communicates only if `is_last`."""
+    """Return a context in which DistributedDataParallel communicates only if `is_last` is True."""
     ddp = model if isinstance(model, DistributedDataParallel) else None
     return contextlib.nullcontext() if is_last or ddp is None else ddp.no_sync()

@@ -84,7 +84,7 @@ def saying_failures(
     whereabouts: Whereabouts,
     patience: timedelta,
 ) -> Iterator[None]:
-    """Name failures as `naming_failures` does, and print each error in one line at once.
+    """Extend errors as `naming_failures` does, and print each of them at once in one line.
 
     The line must not wait until the outer contexts have exited, because that may take seconds, and
     a launcher may kill the process meanwhile. The traceback of a bug is printed when the process
@@ -109,12 +109,12 @@ def saying_failures(
 
 
 def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksError | None:
-    """Convert an error of gloo or NCCL about communication to a LostRanksError of one line.
+    """Convert a communication error of gloo or NCCL to a LostRanksError with a one-line message.
 
     Returns None if the error has another cause.
 
     Args:
-        error: raised by a collective, or by a backward pass that contains one.
+        error: an error from a collective, or from a backward pass that contains a collective.
         here: this rank and its activity, in words.
         timeout: how long this rank waited for an answer from the others.
     """
@@ -130,17 +130,17 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
     waited += [patience] * (_OUR_TIMEOUT in text)
     if waited:
         seconds = min(max(waited), patience)  # collectives wait for GRACE longer
-        problem = f"no answer from other ranks within {seconds:g} s (run.hang_timeout_s)"
+        problem = f"other ranks did not answer within {seconds:g} s (run.hang_timeout_s)"
         remedy = "look for a rank that is slow or has died, and for a broken link between the nodes"
         return LostRanksError(here, problem, remedy)
     if (cause := _CAUSE.search(text)) is None and re.search("timed? ?out", text):
-        problem = "no answer from other ranks in time"
+        problem = "other ranks did not answer in time"
         return LostRanksError(here, problem, "look for a rank that is slow or has died")
     if cause is not None:
         problem = f"the network connection to another rank failed ({cause[0]})"
         remedy = (
-            "check the links between the nodes, their MTU (large packets are lost if it differs), "
-            "and GLOO_SOCKET_IFNAME"
+            "check GLOO_SOCKET_IFNAME, the links between the nodes, and that all nodes use one MTU "
+            "(otherwise large packets are lost)"
         )
         return LostRanksError(here, problem, remedy)
     problem = "another rank closed the connection"
@@ -157,8 +157,9 @@ def watchdog(
     The training thread cannot end itself while it waits for a disk or a device, so another thread
     checks its progress. If any thread of this rank is reading samples, the rank probably waits for
     its own disk or its reader process, and the watchdog ends the process after `patience`.
-    Otherwise, the rank may be waiting for ranks that know the cause, so the watchdog gives it a few
-    seconds more. Activities that may take long, such as writing a checkpoint, have no limit.
+    Otherwise, the rank may be waiting for another rank that will report the cause, so the watchdog
+    waits a few seconds longer. Activities that may take long, such as writing a checkpoint, have no
+    limit.
 
     The watchdog counts checks instead of seconds. A process that was stopped and continued
     (SIGSTOP, SIGCONT) has not hung, and it makes no checks while it is stopped.
@@ -166,7 +167,7 @@ def watchdog(
     Args:
         info: this rank.
         whereabouts: the current activity of this rank.
-        patience: how long a rank may make no progress.
+        patience: the longest time that a rank may spend without progress.
         poll_s: seconds between two checks.
     """
     checks_if_reading = math.ceil(patience.total_seconds() / poll_s)
@@ -182,7 +183,8 @@ def watchdog(
             if progress is None or checks < checks_if_reading:
                 continue
             if checks >= most_checks or _is_reading():
-                problem = f"no progress for {patience.total_seconds():g} s (run.hang_timeout_s)"
+                seconds = f"{patience.total_seconds():g} s (run.hang_timeout_s)"
+                problem = f"the rank made no progress for {seconds}"
                 remedy = "look for a rank that has died, and for storage or a device that hangs"
                 say_error(f"{_here(info, whereabouts)}: {problem}; {remedy}")
                 os._exit(LOST)
@@ -203,7 +205,7 @@ def _note(info: RankInfo, whereabouts: Whereabouts | None, error: Exception) -> 
 
 
 def _here(info: RankInfo, whereabouts: Whereabouts | None) -> str:
-    """Return the name of this rank and its host, and its activity if that is recorded."""
+    """Return the rank, its host and, if `whereabouts` is given, its activity in words."""
     rank = f"rank {info.rank} on {host_name()}"
     return rank if whereabouts is None else f"{rank}, {whereabouts.in_words}"
 

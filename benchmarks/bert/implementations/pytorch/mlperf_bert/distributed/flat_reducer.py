@@ -5,9 +5,9 @@ so that each rank receives only its own shard. It also does not need to copy the
 because they arrive in the flat buffer that the optimizer reads. The buckets contain the parameters
 in reverse order, are clipped by the config's policy, and are never rebuilt.
 
-With `flat`, each of the N ranks owns the whole optimizer state. With `zero1_node`, each rank of a
-node owns one shard of the state, and every node has all shards. With `zero1`, each of the N ranks
-owns one of N shards.
+The setting `parallel.data_parallel` divides the optimizer state among the N ranks. With `flat`,
+each rank owns the whole state. With `zero1_node`, each rank of a node owns one shard of the state,
+and every node has all shards. With `zero1`, each rank owns one of N shards.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ class FlatBuffers:
 
     The buffer of gradients has the dtype of `weights`. The parameters are views of `weights`. A
     backward pass leaves its gradients in the tensors that autograd allocated, and `take` or
-    `collect` then moves them into `gradients`. With one backward pass per update, this moves fewer
-    bytes than zeroing the buffer and adding to it.
+    `collect` then moves them into `gradients`. With one backward pass per update, copying them
+    moves fewer bytes than zeroing the buffer and adding them to it.
     """
 
     def __init__(self, model: nn.Module, layout: FlatLayout, weights: Tensor) -> None:
@@ -68,8 +68,8 @@ class FlatBuffers:
     def take(self, number: int) -> None:
         """Move the gradient of one parameter into `gradients`.
 
-        If an earlier micro-batch of the update has left a gradient there, the new one is added to
-        it. `number` is the parameter's index in `layout.tensors`.
+        If `gradients` contains a gradient of an earlier micro-batch of this update, the new
+        gradient is added to that gradient. `number` is the parameter's index in `layout.tensors`.
         """
         parameter, own = self.parameters[number], self.gradient_views[number]
         if parameter.grad is None:
@@ -96,7 +96,7 @@ class FlatBuffers:
 
 
 def flat_weights(model: nn.Module, layout: FlatLayout) -> Tensor:
-    """Copy all weights of a model into a new flat buffer [layout.numel], with zeros as padding."""
+    """Return a new flat buffer [layout.numel] with a model's weights, and with zeros as padding."""
     parameters = _trained(model, layout)
     first = parameters[0]
     flat = torch.zeros(layout.numel, dtype=first.dtype, device=first.device)
@@ -130,7 +130,7 @@ class ShardGroup:
 
     Replicas are ranks that own the same shard. Consecutive ranks own consecutive shards. Each
     transfer has a method that starts it and another one that waits for it, so that the transfer
-    overlaps with other work. Collective: all ranks must create the group.
+    overlaps with other work. All ranks must create the group.
 
     Args:
         count: the number of shards, which divides the number of ranks.
@@ -185,8 +185,8 @@ class ShardGroup:
         """Start an all-to-all exchange of the rows of `sent` [rows, n] between the shards.
 
         Shard i receives `sent_to[i]` rows. Returns a buffer, which receives `received_from[i]` rows
-        from shard i, and a function that waits for them. On a GPU, the current stream waits instead
-        of the host.
+        from shard i, and a function that waits for these rows. On a GPU, the current stream waits
+        instead of the host.
         """
         if self._shards is None:
             return sent, lambda: None
@@ -196,7 +196,7 @@ class ShardGroup:
         return received, work.wait
 
     def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:
-        """Start an all-gather of bucket `number`, from every shard's `piece` into `whole`."""
+        """Start an all-gather that copies every shard's `piece` of bucket `number` into `whole`."""
         if self._shards is not None:
             all_gather = renamed("all_gather_into_tensor", "all_gather_single")
             work: Work = all_gather(whole, piece, group=self._shards, async_op=True)
@@ -266,21 +266,21 @@ def _wait_for(works: list[Work]) -> None:
 
 
 class ArrivingParameters(dict[str, nn.Parameter | None]):
-    """A dictionary of a module's own parameters that waits for new weights before they are read.
+    """A dictionary of a module's own parameters in which a read waits for the new weights.
 
-    With shards, the weights that other ranks have updated are still being received when an update
-    ends. torch looks up a module's attribute (`dense.weight`) in this dictionary, and lists
-    parameters from it. A forward pass therefore cannot read weights that have not arrived. This
-    holds if it calls the module, and also if it reads the module's parameters itself, as fused
-    blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO stage 3 in the
-    same way.
+    If each rank updates only its shard of the weights, a rank is still receiving the other shards
+    when an update ends. torch looks up a module's attribute (`dense.weight`) in this dictionary,
+    and lists parameters from it. A forward pass therefore cannot read weights that have not
+    arrived. This is true if the pass calls the module, and also if it reads the module's parameters
+    directly, as fused blocks, FP8 products and tied heads do. DeepSpeed gathers the weights of ZeRO
+    stage 3 in the same way.
 
-    On a GPU, only the stream that reads a bucket first waits for it. All readers must therefore use
-    that stream, or first call `FlatOptimizer.wait_for_weights`.
+    On a GPU, only the stream that reads a bucket first waits for that bucket. All readers must
+    therefore use that stream, or first call `FlatOptimizer.wait_for_weights`.
 
     Args:
         parameters: the module's parameters.
-        wait_for: waits for the weights of a parameter. On a GPU, the current stream waits.
+        wait_for: a function that waits for a parameter's weights. On a GPU, the stream waits.
     """
 
     def __init__(
@@ -316,9 +316,9 @@ class FlatReducer:
     """A `Clipping` that also averages the gradients over the ranks.
 
     After `finish`, `shard_gradients` [layout.shard_numel] contains this rank's shard of the
-    averaged gradient. The caller must still multiply it by the outcome's `gradient_factor`. Its
-    dtype is `wire`, or that of the buffers if `wire` is None. With one shard and no `wire`, it is
-    the tensor `buffers.gradients` itself.
+    averaged gradient. The caller must still multiply this shard by the outcome's `gradient_factor`.
+    The shard's dtype is `wire`, or that of the buffers if `wire` is None. With one shard and no
+    `wire`, the shard is the tensor `buffers.gradients` itself.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class FlatReducer:
     def forward(self, *, is_last: bool) -> Iterator[None]:
         """Return a context manager in which backward passes accumulate gradients.
 
-        They are accumulated in the flat buffer. The last backward pass of an update sends them.
+        The flat buffer contains their sum. The last backward pass of an update sends this sum.
         """
         self._sends = is_last
         self._begin_backward()
@@ -408,10 +408,7 @@ class FlatReducer:
         return on_gradient
 
     def _send_while(self, is_ready: Callable[[int], bool]) -> None:
-        """Send the buckets that are ready, in the same order on every rank.
-
-        The method stops at the first bucket that is not ready.
-        """
+        """Send buckets in the same order on every rank, up to the first one that is not ready."""
         while self._next < len(self._buckets) and is_ready(self._next):
             bucket = self._buckets[self._next]
             self._next += 1

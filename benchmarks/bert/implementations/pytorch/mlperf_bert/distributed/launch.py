@@ -1,11 +1,11 @@
-"""Start of a rank: reading its number, meeting the other ranks, and joining the process group.
+"""Functions that read a rank's number, find the other ranks, and join the process group.
 
 The ranks of our own launcher meet through a file, and other ranks through a store on rank 0. Rank 0
 serves the store on one address only, because torch's own store listens on every interface and
-answers anyone.
+accepts every connection.
 
-Environment variables are an argument, so that tests can pass a dictionary. torch is imported only
-in the functions that use it, because a process that only starts ranks does not need it.
+Functions take the environment variables as an argument, so that tests can pass a dictionary. They
+import torch locally, because a process that only starts ranks does not need it.
 """
 
 import errno
@@ -55,7 +55,7 @@ _OTHERS = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
 )
-_SET_OR_UNSET = "set it to such a number, or unset it"
+_SET_OR_UNSET = "set the variable to such a number, or unset it"
 _BACKLOG = 4096  # ranks that may connect at the same time
 _POLL_S = 0.05
 WAITING_S = 30.0  # how long rank 0 waits for other ranks before it says so
@@ -64,7 +64,7 @@ _SIOCGIFADDR = 0x8915  # Linux's request for the IPv4 address of an interface
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Which rank this process is, among all ranks and among those of its node."""
+    """The rank of this process among all ranks, and among the ranks of its node."""
 
     rank: int
     world_size: int
@@ -81,7 +81,7 @@ class RankInfo:
             raise ConfigError(
                 f"{self.launcher} environment",
                 f"rank {self.rank} of {self.world_size}, local rank {self.local_rank} of "
-                f"{self.local_world_size}, node {self.node_rank} contradict each other",
+                f"{self.local_world_size} and node {self.node_rank} contradict each other",
                 "start all ranks with one launcher, or unset variables left by an earlier job",
             )
 
@@ -138,7 +138,7 @@ def _from_incomplete(
     *,
     in_slurm_step: bool,
 ) -> RankInfo:
-    """Return a single rank if no launcher has set all of its variables.
+    """Return a single rank if no launcher has set all of its environment variables.
 
     Raises ConfigError if the variables describe more than one rank. The function reads torchrun's
     variables after those of MPI and SLURM, because scripts on clusters often set WORLD_SIZE.
@@ -172,23 +172,23 @@ def choose_device(
 ) -> "torch.device":
     """Choose the device of this rank, which is `cuda:<local_rank>` or `cpu`.
 
-    `auto` uses CUDA if it is available. Raises ConfigError for `cuda` if CUDA is not available.
-    Also raises it if the node has more ranks than GPUs, unless `share_gpu` is "allow".
+    `auto` uses CUDA if it is available. Raises ConfigError for `cuda` if CUDA is not available, and
+    also if the node has more ranks than GPUs, unless `share_gpu` is "allow".
     """
     import torch
 
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        problem = "is 'cuda', but no CUDA device is usable"
-        raise ConfigError("run.device", problem, "set it to 'cpu'")
+        problem = "'cuda' needs a GPU, but no CUDA device is usable"
+        raise ConfigError("run.device", problem, "set run.device to 'cpu'")
     gpus = torch.cuda.device_count()
     if info.local_world_size > gpus and share_gpu == "refuse":
         raise ConfigError(
             "run.device",
-            f"{info.local_world_size} ranks on this node see {gpus} GPUs",
-            "start one rank per GPU, and let each rank see all GPUs of its node (with srun, use "
-            "--gpus-per-node instead of --gpus-per-task)",
+            f"{info.local_world_size} ranks on this node can use only {gpus} GPUs",
+            "start one rank per GPU, and give each rank access to all GPUs of its node (with srun, "
+            "use --gpus-per-node instead of --gpus-per-task)",
         )
     return torch.device("cuda", info.local_rank % gpus)
 
@@ -196,10 +196,10 @@ def choose_device(
 def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> int:
     """Set torch's CPU threads to this rank's share of the node's cores, and return the number.
 
-    The number is OMP_NUM_THREADS if that is set, except under torchrun, which sets it to 1 by
-    itself. Otherwise, in an srun step, it is SLURM_CPUS_PER_TASK if that is set. In all other cases
-    it is the number of cores that this process may use, divided by the number of ranks on the node.
-    Raises ConfigError if a variable is not a number above zero.
+    The number is OMP_NUM_THREADS if that variable is set, except under torchrun, which sets it to 1
+    by itself. Otherwise, in an srun step, the number is SLURM_CPUS_PER_TASK if that is set. In all
+    other cases, it is the number of cores that this process may use, divided by the ranks on the
+    node. Raises ConfigError if a variable is not a number above zero.
     """
     import torch
 
@@ -234,7 +234,7 @@ def init_process_group(
 
     A single rank gets no process group, so code that communicates must check for world_size > 1.
     `timeout` limits the start and every later collective. Raises ConfigError if the address of rank
-    0 is not known, or if torchrun was told to restart ranks by itself.
+    0 is unknown, or if torchrun would restart ranks by itself.
     """
     import torch
     import torch.distributed as dist
@@ -260,27 +260,28 @@ def init_process_group(
 def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"]) -> None:
     """Raise ConfigError if the user has set a network interface that this rank cannot use.
 
-    The variable for gloo contains full names. gloo also connects the ranks of an NCCL group. The
-    variable for NCCL contains prefixes of names, full names after `=`, or prefixes to exclude after
-    `^`.
+    GLOO_SOCKET_IFNAME contains full names. gloo also connects the ranks of an NCCL group.
+    NCCL_SOCKET_IFNAME contains prefixes of names, full names after `=`, or prefixes to exclude
+    after `^`.
     """
     names_here = [name for _, name in socket.if_nameindex()]
     choices = f"one of this host's interfaces ({', '.join(names_here)})"
+    set_or_unset = f"set the variable to {choices}, or unset it"
     for name in filter(None, environ.get(_GLOO_INTERFACE, "").split(",")):
         if name not in names_here and _ipv4_of(name) is None:  # aliases (eth0:1) are not listed
-            problem = f"is {in_brief(name)}, but no interface has that name"
-            raise ConfigError(_GLOO_INTERFACE, problem, f"set it to {choices}, or unset it")
+            problem = f"this host has no network interface named {in_brief(name)}"
+            raise ConfigError(_GLOO_INTERFACE, problem, set_or_unset)
         if not has_address(name):
-            problem = f"is {name}, which has no address"
-            remedy = f"bring it up (ip link set {name} up), or set the variable to {choices}"
+            problem = f"the network interface {name} has no IP address"
+            remedy = f"bring {name} up (ip link set {name} up), or set the variable to {choices}"
             raise ConfigError(_GLOO_INTERFACE, problem, remedy)
     wanted = environ.get(_NCCL_INTERFACE, "")
     if backend == "nccl" and wanted and not wanted.startswith("^"):
         names = wanted.removeprefix("=").split(",")
         fits = str.__eq__ if wanted.startswith("=") else str.startswith
         if not any(fits(each, name) for each in names_here for name in names):
-            problem = f"is {in_brief(wanted)}, but no interface has that name"
-            raise ConfigError(_NCCL_INTERFACE, problem, f"set it to {choices}, or unset it")
+            problem = f"no network interface of this host matches {in_brief(wanted)}"
+            raise ConfigError(_NCCL_INTERFACE, problem, set_or_unset)
 
 
 def has_address(interface: str) -> bool:
@@ -301,7 +302,7 @@ def _refuse_restarts(environ: Mapping[str, str]) -> None:
     # Restarted ranks get the old store, with addresses of processes that ended (torch 2.13).
     name = "TORCHELASTIC_MAX_RESTARTS"
     if environ.get(name, "0") != "0":
-        problem = f"is {environ[name]!r}, but ranks that torchrun restarts cannot rejoin a run"
+        problem = f"the value is {environ[name]!r}, but restarted ranks cannot rejoin a run"
         remedy = "start torchrun without --max-restarts, and use --resume auto after a crash"
         raise ConfigError(name, problem, remedy)
 
@@ -313,8 +314,8 @@ def warn_if_waiting(
     """Return a context manager that prints a message if the other ranks do not arrive.
 
     Rank 0 prints it after `after_s` seconds. The message names the environment variables from which
-    this rank concludes that there are other ranks. They may be left in a shell or a container from
-    a job that has ended.
+    this rank concludes that there are other ranks. These variables may be left over from an earlier
+    job in the same shell or container.
     """
     known = (*_TORCHRUN[:2], *_OPEN_MPI[:2], *_HYDRA[:2], "SLURM_STEP_ID", "SLURM_PROCID")
     seen = [name for name in known if name in environ]
@@ -323,7 +324,7 @@ def warn_if_waiting(
         names = " and ".join(seen)
         say(
             f"waiting for {info.world_size - 1:,} other ranks, because {names} "
-            f"{'is' if len(seen) == 1 else 'are'} set; if there are no others, unset {names}"
+            f"{'is' if len(seen) == 1 else 'are'} set; if there are no other ranks, unset {names}"
         )
 
     timer = threading.Timer(after_s, say_waiting)
@@ -381,8 +382,9 @@ def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
     if info.launcher == "torchrun":
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in environ:
-                problem = "is not set although RANK is"
-                raise ConfigError(name, problem, "start the ranks with torchrun, which sets both")
+                problem = "the variable is not set, although RANK is set"
+                remedy = "start the ranks with torchrun, which sets MASTER_ADDR and MASTER_PORT"
+                raise ConfigError(name, problem, remedy)
     address = environ.get("MASTER_ADDR") or _default_address(info, environ)
     if "MASTER_PORT" not in environ:
         identity = "/".join(_identity(info, environ))
@@ -390,16 +392,16 @@ def rendezvous(info: RankInfo, environ: Mapping[str, str]) -> tuple[str, int]:
         return address, _FIRST_PORT + int.from_bytes(digest[:8]) % _PORTS
     text = environ["MASTER_PORT"]
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
-        problem = f"is {text!r}, which is not a port"
-        raise ConfigError("MASTER_PORT", problem, "set it to a number from 1 to 65535")
+        problem = f"{text!r} is not a port number"
+        raise ConfigError("MASTER_PORT", problem, "set the port to a number from 1 to 65535")
     return address, int(text)
 
 
 def store_of_rank_zero(address: str, port: int, info: RankInfo, timeout: timedelta) -> Any:
     """Serve the ranks' `torch.distributed.Store` on rank 0, or connect to it on any other rank.
 
-    Raises ConfigError on rank 0 if it cannot listen on the address, and LostRanksError on another
-    rank if rank 0 does not answer in time.
+    Raises ConfigError on rank 0 if the address cannot be used, and LostRanksError on another rank
+    if rank 0 does not answer in time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -418,8 +420,8 @@ def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
     """Wait until rank 0's server answers, and return this host's address on the route to it.
 
     The function tries the connection before torch does, because torch prints many lines if the
-    connection fails. The error names `who`. Raises LostRanksError if the server does not answer in
-    time.
+    connection fails. The error message begins with `who`. Raises LostRanksError if the server does
+    not answer in time.
     """
     end = time.monotonic() + timeout.total_seconds()
     while True:
@@ -435,7 +437,7 @@ def own_address(address: str, port: int, who: str, timeout: timedelta) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface whose first IPv4 address is `address`, or None."""
+    """Return the network interface whose first IPv4 address is `address`, or None without one."""
     packed = ipaddress.ip_address(address.partition("%")[0]).packed
     names = (name for _, name in socket.if_nameindex())
     return next((name for name in names if _ipv4_of(name) == packed), None)
@@ -455,14 +457,14 @@ def first_host(node_list: str) -> str:
     """Return the first name of a SLURM host list, such as `gpu007` for `gpu[007-010,12],login`."""
     match = re.match(r"[^,\[]+(?:\[(\w+)[^\]]*\][^,\[]*)*", node_list)
     if match is None:
-        problem = f"is {node_list!r}, which is not a list of hosts"
+        problem = f"{node_list!r} is not a list of hosts"
         raise ConfigError("SLURM_STEP_NODELIST", problem, "set MASTER_ADDR to the host of rank 0")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
 
 
 def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
-    """Create a server socket that listens only on `address`. Raises ConfigError if it cannot."""
-    remedy = "set it to rank 0's address in the network of the nodes"
+    """Create a server socket that listens only on `address`. Raises ConfigError if that fails."""
+    remedy = "set MASTER_ADDR to rank 0's address in the network that connects the nodes"
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -474,38 +476,38 @@ def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
         if numeric.is_unspecified or (
             spans_nodes and numeric.is_loopback and address != str(numeric)
         ):
-            problem = f"{address} is {numeric} here, which other nodes cannot reach"
+            problem = f"{address} is {numeric} on this host, and other nodes cannot reach it"
             continue
         try:
             return socket.create_server(socket_address, family=family, backlog=_BACKLOG)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                problem = f"{port} is already in use on {address}"
-                other = "set it to another port, or unset it"
+                problem = f"port {port} is already in use on {address}"
+                other = "set MASTER_PORT to another port, or unset it"
                 raise ConfigError("MASTER_PORT", problem, other) from None
     raise ConfigError("MASTER_ADDR", problem, remedy)
 
 
 def _identity(info: RankInfo, environ: Mapping[str, str]) -> list[str]:
-    """Return values that identify this start of the job, equal on all ranks. Raises ConfigError."""
+    """Return values that identify this start of the job on all ranks, or raise ConfigError."""
     if info.launcher == "slurm":
         return [environ.get(name, "") for name in _STEP]
     job = [environ[name] for name in _OPEN_MPI_JOB if name in environ][:1]
     if not job:
-        problem = "is not set, and cannot be computed because this MPI does not name its job"
-        remedy = "set it for all ranks, for example with MASTER_PORT=$((20000 + RANDOM % 12000))"
+        problem = "the variable is not set, and this MPI sets no job ID to compute a port from"
+        remedy = "set one port for all ranks, for example MASTER_PORT=$((20000 + RANDOM % 12000))"
         raise ConfigError("MASTER_PORT", problem, remedy)
     return job
 
 
 def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
-    """Return rank 0's host if MASTER_ADDR is not set. Raises ConfigError if the host is unknown."""
+    """Return the default host of rank 0. Raises ConfigError if the host is unknown."""
     if info.local_world_size == info.world_size:
         return "127.0.0.1"
     if info.launcher == "slurm":  # srun puts task 0 on the first node of the step
         return first_host(_text(environ, "SLURM_STEP_NODELIST"))
-    problem = "is not set, but the ranks are on several nodes"
-    raise ConfigError("MASTER_ADDR", problem, "set it to the host of rank 0")
+    problem = "the variable is not set, but the ranks run on several nodes"
+    raise ConfigError("MASTER_ADDR", problem, "set MASTER_ADDR to the host of rank 0")
 
 
 def _from_names(
@@ -513,8 +515,8 @@ def _from_names(
 ) -> RankInfo:
     """Read this process's rank from the environment variables in `names`.
 
-    They are the variables of the rank, the number of ranks, and the same two on the rank's node.
-    `node` is the variable of the node's number, or empty if there is none.
+    They are the variables of the rank, the number of ranks, the local rank, and the number of ranks
+    on the node. `node` is the variable of the node's number, or empty if there is none.
     """
     rank, size, local_rank, local_size = names
     if not all(name in environ for name in names):
@@ -544,13 +546,13 @@ def _incomplete(
         "launcher",
         f"{values} {'is' if len(seen) == 1 else 'are'} set, but {', '.join(missing)} "
         f"{'is' if len(missing) == 1 else 'are'} not",
-        f"start all ranks with torchrun, srun or mpiexec, which set all of them, or unset "
-        f"{' '.join(seen)} to run a single rank",
+        f"start all ranks with torchrun, srun or mpiexec, which set all of these variables, or "
+        f"unset {' '.join(seen)} to run a single rank",
     )
 
 
 def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
-    """Read this process's rank from SLURM's variables. Raises ConfigError for missing ones."""
+    """Read this process's rank from SLURM's variables. Raises ConfigError if one is missing."""
     if not all(each in environ for each in (*_SLURM, _TASKS)):
         if _is_alone(environ, _SLURM[0], _SLURM[1]):
             return RankInfo(0, 1, 0, 1, 0, "single")
@@ -561,11 +563,11 @@ def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
     for part in environ[_TASKS].split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            problem = f"is {environ[_TASKS]!r}, which is not a list of numbers such as 8(x2),4"
-            raise ConfigError(_TASKS, problem, "start the ranks with srun, which sets it")
+            problem = f"{environ[_TASKS]!r} is not a list of numbers such as 8(x2),4"
+            raise ConfigError(_TASKS, problem, "start the ranks with srun, which sets this list")
         sizes += [int(match[1])] * int(match[2] or 1)
     if node >= len(sizes):
-        problem = f"is {environ[_TASKS]!r}, which has no node {node}"
+        problem = f"{environ[_TASKS]!r} contains no number of tasks for node {node}"
         raise ConfigError(_TASKS, problem, "check SLURM_NODEID")
     return RankInfo(rank, world_size, local_rank, sizes[node], node, "slurm")
 
@@ -573,16 +575,16 @@ def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
 def _text(environ: Mapping[str, str], name: str) -> str:
     """Return the value of an environment variable. Raises ConfigError if it is not set."""
     if name not in environ:
-        problem = "is not set, although other variables of its launcher are"
-        raise ConfigError(name, problem, "start the ranks with the launcher, which sets it")
+        problem = "the variable is not set, although others of the same launcher are set"
+        raise ConfigError(name, problem, "start ranks with the launcher, which sets this variable")
     return environ[name]
 
 
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
-    """Return an environment variable as a number. Raises ConfigError unless it is at least zero."""
+    """Return an environment variable as an integer. Raises ConfigError unless it is at least 0."""
     text = _text(environ, name) if default is None else environ.get(name, default)
     if not re.fullmatch(r"[0-9]{1,12}", text.strip()):
-        raise ConfigError(name, f"must be a number of at least 0, not {text!r}", _SET_OR_UNSET)
+        raise ConfigError(name, f"must be an integer of at least 0, not {text!r}", _SET_OR_UNSET)
     return int(text)
 
 
@@ -590,5 +592,5 @@ def _positive(name: str, text: str) -> int:
     """Return the number in a variable's `text`. Raises ConfigError unless it is above zero."""
     number = _number({name: text}, name)
     if number < 1:
-        raise ConfigError(name, f"must be a number above 0, not {text!r}", _SET_OR_UNSET)
+        raise ConfigError(name, f"must be an integer above 0, not {text!r}", _SET_OR_UNSET)
     return number

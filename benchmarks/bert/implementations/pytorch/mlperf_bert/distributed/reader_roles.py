@@ -1,4 +1,4 @@
-"""Split the processes that mpiexec started into trainers and readers, and start and end MPI.
+"""Roles of the processes that mpiexec started, and functions that initialize and finalize MPI.
 
 On every node, the first half of the processes are trainers, which are the ranks of
 torch.distributed. The second half are readers, which read samples for the trainers. There is one
@@ -25,7 +25,7 @@ _POLL_S = 1e-2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """Whether a process trains or reads samples, and which process it works with."""
+    """The task of a process, which is to train or to read samples, and its partner process."""
 
     is_reader: bool
     info: RankInfo  # the trainer's rank, or the rank of the trainer that this reader serves
@@ -54,9 +54,9 @@ class MpiProcess:
 
 
 def role_of(process: RankInfo) -> Role:
-    """Return the role of a process.
+    """Return whether a process is a trainer or a reader, and which process is its partner.
 
-    `process` has its rank among all processes that mpiexec started. Raises ConfigError if the
+    `process` contains the rank among all processes that mpiexec started. Raises ConfigError if the
     processes cannot be paired.
     """
     remedy = "start two processes per rank, with mpiexec -n <2 x ranks> mlperf_bert train ..."
@@ -69,7 +69,7 @@ def role_of(process: RankInfo) -> Role:
         raise ConfigError(_SETTING, problem, remedy)
     if process.world_size % on_node or process.rank != node * on_node + process.local_rank:
         problem = "'mpi_readers' needs the same number of consecutive processes on every node"
-        remedy = "place them node by node, with mpiexec -ppn <2 x ranks>"
+        remedy = "place processes node by node, with mpiexec -ppn <2 x ranks per node>"
         raise ConfigError(_SETTING, problem, remedy)
     pairs = on_node // 2
     is_reader = process.local_rank >= pairs
@@ -99,9 +99,9 @@ def mpi_process(process: RankInfo) -> Iterator[MpiProcess]:
     if (world.rank, world.size) != (process.rank, process.world_size):
         raise ConfigError(
             _SETTING,
-            f"for MPI this is process {world.rank} of {world.size}, but for the launcher it is "
+            f"MPI numbers this process {world.rank} of {world.size}, but the launcher numbers it "
             f"{process.rank} of {process.world_size}",
-            "start with the mpiexec of the MPI that mpi4py uses",
+            "start the processes with the mpiexec of the MPI library that mpi4py uses",
         )
     role_on_node = 2 * role.info.node_rank + int(role.is_reader)
     yield MpiProcess(
@@ -127,12 +127,13 @@ def _begin() -> "MPI.Comm":
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         problem = f"mpi4py found no MPI library ({error})"
-        raise ConfigError(_SETTING, problem, "install an MPI such as MPICH or Open MPI") from None
+        raise ConfigError(_SETTING, problem, "install one, such as MPICH or Open MPI") from None
     # Two threads of a trainer call MPI in turn. The main thread calls it before the loader's thread
     # starts and after it has ended.
     if MPI.Init_thread(MPI.THREAD_SERIALIZED) < MPI.THREAD_SERIALIZED:
-        problem = "'mpi_readers' needs an MPI that was built with support for threads"
-        raise ConfigError(_SETTING, problem, "use another MPI, or set data.loader to 'thread'")
+        problem = "'mpi_readers' needs an MPI library with thread support"
+        remedy = "use another MPI library, or set data.loader to 'thread'"
+        raise ConfigError(_SETTING, problem, remedy)
     return MPI.COMM_WORLD
 
 

@@ -1,4 +1,4 @@
-"""The session of a process among the ranks: joining, exchanging values, and leaving in order.
+"""Functions with which a process joins the ranks, exchanges values and leaves in an orderly way.
 
 Before training, an all-reduce of known numbers checks that the network and the devices produce
 exact sums. The command `network-test` runs the same check with more bytes, and also measures the
@@ -65,8 +65,8 @@ def on_every_rank(info: RankInfo, action: Callable[[], Result]) -> Result:
     """Run `action` on every rank. If it fails on any rank, raise the same UserError on all ranks.
 
     The error is that of the lowest rank that failed. Without this function, the other ranks would
-    wait for the failed one, and exit with an error of gloo or NCCL. Collective: all ranks must call
-    it.
+    wait for the failed one, and exit with an error of gloo or NCCL. All ranks must call this
+    function.
     """
     error: list[str] | None = None
     try:
@@ -91,16 +91,16 @@ def _to_plain(error: UserError) -> list[str]:
 def on_rank_zero(info: RankInfo, action: Callable[[], None]) -> None:
     """Run `action` on rank 0 while the others wait. If it fails, raise its error on every rank.
 
-    Collective: all ranks must call it.
+    All ranks must call this function.
     """
     on_every_rank(info, action if info.rank == 0 else lambda: None)
 
 
 def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
-    """Gather one value per rank on every rank, and return the values in the order of the ranks.
+    """Gather one value from every rank, and return the values in the order of the ranks.
 
-    Values are sent as JSON, so a tuple arrives as a list. A value may have at most MOST_BYTES.
-    Collective: all ranks must call it. Raises LostRanksError if the received bytes are invalid.
+    Values are sent as JSON of at most MOST_BYTES bytes, so a tuple arrives as a list. All ranks
+    must call this function. Raises LostRanksError if the received bytes are invalid.
     """
     own = _encode(value)
     if info.world_size == 1:
@@ -117,9 +117,9 @@ def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
 
 
 def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
-    """Broadcast rank 0's value to every rank, and return it.
+    """Send rank 0's value to every rank, and return that value.
 
-    The limits and errors are those of `from_all_ranks`. Collective: all ranks must call it.
+    The limits and errors are those of `from_all_ranks`. All ranks must call this function.
     """
     found: Plain = from_all_ranks(info, [value] if info.rank == 0 else [])[0][0]
     return found
@@ -134,9 +134,9 @@ def make_exchange_group(
     node, and uses gloo on the CPU. It is separate from the gradients' group, so that collectives of
     the loader's thread never mix with the trainer's.
 
-    Collective: all ranks must call it, because torch requires every rank to create the groups of
-    all nodes in the same order. Call it after `check_nodes`, and in the init phase, because
-    connecting the ranks takes time.
+    All ranks must call this function, because torch requires every rank to create the groups of all
+    nodes in the same order. Call it after `check_nodes`, and in the init phase, because connecting
+    the ranks takes time.
     """
     size = info.world_size if policy == "exchange_global" else ranks_per_node
     if not policy.startswith("exchange_") or size == 1:
@@ -154,8 +154,8 @@ def make_exchange_group(
 def check_nodes(field: str, value: str, info: RankInfo, ranks_per_node: int) -> None:
     """Raise ConfigError if a setting groups ranks by node, but a node's ranks are not consecutive.
 
-    `field` and `value` are the name and the value of the setting. Collective: all ranks must call
-    it. If one of them finds an error, all of them raise it.
+    `field` and `value` are the name and the value of the setting. All ranks must call this
+    function. If a rank finds an error, all ranks raise it.
     """
     if value in ("exchange_local", "zero1_node"):
         on_every_rank(info, lambda: _check_node(field, value, info, ranks_per_node))
@@ -166,8 +166,8 @@ def _check_node(field: str, value: str, info: RankInfo, ranks_per_node: int) -> 
     if info.local_world_size != ranks_per_node or info.rank != first + info.local_rank:
         raise ConfigError(
             field,
-            f"{value!r} needs nodes of {ranks_per_node} consecutive ranks, but rank {info.rank} "
-            f"is number {info.local_rank} of {info.local_world_size} on node {info.node_rank}",
+            f"{value!r} needs {ranks_per_node} consecutive ranks per node, but rank {info.rank} is "
+            f"number {info.local_rank} of {info.local_world_size} on node {info.node_rank}",
             "set parallel.ranks_per_node to the number of ranks per node, and place ranks node by "
             "node",
         )
@@ -183,7 +183,7 @@ def _encode(value: Any) -> Tensor:
 
 def _checked(rank: int, size: int) -> int:
     if not 0 < size <= MOST_BYTES:
-        problem = f"sent a message of {size:,} bytes, so it is not a rank of this program"
+        problem = f"this rank sent a message of {size:,} bytes, so it does not run this program"
         raise LostRanksError(f"rank {rank}", problem, _NO_RANK)
     return size
 
@@ -192,16 +192,16 @@ def _decode(rank: int, text: Tensor) -> Any:
     try:
         return json.loads(text.cpu().numpy().tobytes())
     except (ValueError, RecursionError):
-        raise LostRanksError(f"rank {rank}", "sent an invalid message", _NO_RANK) from None
+        raise LostRanksError(f"rank {rank}", "this rank sent invalid JSON", _NO_RANK) from None
 
 
 def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYTES) -> float:
-    """Check an all-reduce of known numbers, and return the seconds that it took on this rank.
+    """Check the sums of an all-reduce of known numbers, and return its seconds on this rank.
 
     A broken GPU, cable or network card may compute wrong sums without an error, and no other check
     would notice that. Rank r contributes the numbers 1 to 251 over and over, each multiplied by 1 +
-    r % 8, as `num_bytes` of fp32. A single rank has nothing to sum and returns 0. Collective: all
-    ranks must call it. Raises UserError on all ranks if one of them gets a wrong sum.
+    r % 8, as `num_bytes` of fp32. The function returns 0 if there is only one rank. All ranks must
+    call it. Raises UserError on all ranks if one of them gets a wrong sum.
     """
     if info.world_size == 1:
         return 0.0
@@ -220,7 +220,7 @@ def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYT
     wrong = list(filter(None, from_all_ranks(info, own)))
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        problem = f"the all-reduce gave wrong sums on {wrong[0]}{more}"
+        problem = f"the all-reduce computed wrong sums on {wrong[0]}{more}"
         remedy = "look for a broken GPU, cable or network card, and exclude its host"
         error = UserError(backend, problem, remedy)
         error.is_of_all_ranks = True
@@ -232,7 +232,7 @@ def measure_sums(info: RankInfo, device: torch.device) -> str:
     """Run `check_sums` with 64 MiB three times, and return the speed as one line of text.
 
     The speed is the bus bandwidth, which is the number of bytes per second that each rank sends and
-    receives. It does not depend on the number of ranks. Collective: all ranks must call it. Raises
+    receives. It does not depend on the number of ranks. All ranks must call this function. Raises
     UserError like `check_sums`.
     """
     if info.world_size == 1:
@@ -313,10 +313,11 @@ def _leave() -> None:
     """Leave the process group after freeing everything that refers to it.
 
     DistributedDataParallel refers to the group and is part of a reference cycle. If Python collects
-    it after the process has left the group, it ends gloo's threads while it holds the GIL. A thread
-    that still has to free one of our hooks needs the GIL, so both wait forever. That happened in 1
-    of 40 tries with torch 2.13. If the process does not leave the group at all, the threads may
-    abort the process when the interpreter exits. That happened in 3 of 6 evaluations on two ranks.
+    this cycle after the process has left the group, Python ends gloo's threads while it holds the
+    GIL. A thread that still has to free one of our hooks needs the GIL, so both threads wait
+    forever. That happened in 1 of 40 tries with torch 2.13. If the process does not leave the group
+    at all, the threads may abort the process when the interpreter exits. That happened in 3 of 6
+    evaluations on two ranks.
     """
     error = sys.exception()
     while error is not None:

@@ -83,7 +83,7 @@ class Whereabouts:
 
 
 class CtrlC:
-    """A filter that tells a second Ctrl-C from a single Ctrl-C that arrives twice."""
+    """A filter that distinguishes a second Ctrl-C from a single Ctrl-C that arrives twice."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -205,8 +205,8 @@ class SignalWatch(SignalPipe):
     """A context manager for the main thread, which reacts to the signals of a rank at once.
 
     Before the first step, a signal ends the process with status 75. Afterwards a StopRequest
-    handles the signals. This class then only prints a message at the first Ctrl-C, and exits at the
-    second.
+    handles the signals. This class then only prints a message at the first Ctrl-C, and ends the
+    process at the second.
 
     Args:
         whereabouts: the current activity of this rank, or None if the command has no steps.
@@ -257,7 +257,7 @@ class SignalWatch(SignalPipe):
             self._leave(number.name)
         if number == signal.SIGINT and self._speaks and not self._said:
             self._said = True
-            say("saving and stopping because of Ctrl-C (press it again to exit at once)")
+            say("saving and stopping because of Ctrl-C (press Ctrl-C again to exit at once)")
 
     def _leave(self, name: str) -> None:
         if self._status_file is not None:
@@ -270,16 +270,16 @@ class SignalWatch(SignalPipe):
 
 
 def unblock_ctrl_c() -> None:
-    """Unblock Ctrl-C in this process, because our own launcher starts its ranks with it blocked."""
+    """Unblock Ctrl-C in this process, because our own launcher blocks it when it starts a rank."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def write_status(path: Path, status: int) -> bool:
-    """Write the exit status to a file, or replace an earlier one, in one step.
+    """Write the exit status to a file, and replace an earlier status atomically.
 
     Returns True if the file was written. Several ranks may write it at the same time, and a reader
     always finds one complete status. If the file cannot be written, the function prints a warning
-    on stderr. It raises nothing.
+    on stderr and raises no error.
     """
     # The name is random because ranks on two nodes may have the same process id.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
@@ -312,7 +312,7 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 def end_with_script(environ: Mapping[str, str] = os.environ) -> None:
     """Make the kernel send SIGTERM to this process when run_and_time.sh ends.
 
-    The function does nothing if run_and_time.sh did not start this process itself.
+    The function does nothing unless run_and_time.sh is the parent of this process.
     """
     script = environ.get(_SCRIPT, "")
     if not (script.isdecimal() and len(script) < 10):

@@ -92,21 +92,21 @@ def _check_number(num_ranks: int) -> None:
             f"{num_ranks:,} ranks need at least {needed / 2**30:,.0f} GiB of memory, but this "
             f"machine has {memory_bytes() / 2**30:,.0f} GiB"
         )
-        raise ConfigError("parallel.ranks_per_node", problem, "set it to fewer ranks")
+        raise ConfigError("parallel.ranks_per_node", problem, "use fewer ranks per node")
 
 
 def _check_loopback() -> None:
     """Raise ConfigError if processes of this machine cannot connect to each other.
 
-    The loopback interface may be down in a sandbox. gloo would report that as a lost rank, which
-    would not name the cause.
+    The loopback interface may be down in a sandbox. gloo would report only a lost rank, and not
+    this cause.
     """
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=_LOOPBACK_S).close()
     except OSError as error:
         problem = f"the loopback interface cannot be used (127.0.0.1: {error.strerror or error})"
-        remedy = "bring it up (ip link set lo up), or use one rank "
+        remedy = "bring the interface up (ip link set lo up), or use one rank "
         remedy += "(--set parallel.ranks_per_node=1)"
         raise ConfigError("network", problem, remedy) from None
 
@@ -135,7 +135,7 @@ def _meeting_directory() -> Iterator[Path]:
         directory = Path(tempfile.mkdtemp(prefix="mlperf_bert-"))
     except OSError as error:
         problem = f"the directory for temporary files is not writable ({error.strerror})"
-        remedy = "set it to a directory that you can write to"
+        remedy = "set TMPDIR to a directory that you can write to"
         raise ConfigError("TMPDIR", problem, remedy) from None
     try:
         yield directory
@@ -162,7 +162,7 @@ def _prepare_rank(parent: int) -> None:
     """Prepare the process of a rank before Python starts in it.
 
     Ctrl-C is blocked until `main` unblocks it (`unblock_ctrl_c`). Otherwise Python would print a
-    traceback if a Ctrl-C arrived while it starts.
+    traceback at a Ctrl-C during its start.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     end_with_parent(parent)
@@ -202,7 +202,7 @@ class _Ranks:
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 problem = f"rank {rank} of {count} could not be started ({error})"
-                remedy = "set it to fewer ranks, or raise the limit of processes (ulimit -u)"
+                remedy = "use fewer ranks, or raise the limit on processes (ulimit -u)"
                 raise ConfigError("parallel.ranks_per_node", problem, remedy) from None
             self.processes.append(process)
 
@@ -217,8 +217,8 @@ class _Ranks:
         """Return True if a rank has failed.
 
         If the only failures have a status in `yielding`, which another rank's failure may have
-        caused, the method returns True only after _YIELDS_S seconds. The rank that caused them can
-        then be recorded too.
+        caused, the method returns True only after _YIELDS_S seconds. The rank that caused these
+        failures can then be recorded too.
         """
         failed = [status for status in self.ended.values() if status]
         if failed and self._failed_at is None:
@@ -239,8 +239,8 @@ class _Ranks:
     def end(self, signals: CaughtSignals) -> None:
         """End the ranks that are still running.
 
-        They get the signal that this process received, or SIGTERM if it received none. The method
-        then waits for them for a limited time.
+        The ranks get the signal that this process received, or SIGTERM if it received none. The
+        method then waits for a limited time until the ranks have ended.
         """
         self._send(signals.first or signal.SIGTERM)
         seconds = SHUTDOWN_S if signals.first else _LEAVING_S

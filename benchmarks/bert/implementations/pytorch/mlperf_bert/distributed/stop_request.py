@@ -24,10 +24,10 @@ MOST_STEPS = 1000  # maximum number of steps between two agreements
 class StopRequest(CaughtSignals):
     """The common decision of all ranks about the signals that they received.
 
-    To agree, the ranks all-reduce two numbers about once per second: the signal's number and the
-    seconds per step. On CUDA the result is read at the next agreement, so that the host does not
-    wait for the device. SLURM and shells may send a signal twice, and the second one must not end a
-    rank that is saving. Only a second Ctrl-C ends it (signal_watch.py).
+    To agree, the ranks all-reduce the signal's number and the seconds per step, about once per
+    second. On CUDA the result is read at the next agreement, so that the host does not wait for the
+    device. SLURM and shells may send a signal twice, and the second one must not end a rank that is
+    saving. Only a second Ctrl-C ends such a rank (signal_watch.py).
     """
 
     keeps_them = True
@@ -64,7 +64,7 @@ class StopRequest(CaughtSignals):
     def agreed(self, step: int) -> str | None:
         """Return the name of the signal that makes all ranks stop after this step.
 
-        Returns None if the ranks continue. Collective: all ranks must call it after each step.
+        Returns None if the ranks continue. All ranks must call this method after each step.
         """
         if self._checked_at is None:  # the first step of this process, not always the run's
             self._checked_at = (step - 1, self._entered_at)
@@ -101,12 +101,12 @@ class StopRequest(CaughtSignals):
         return signal_number, self._step_s
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal. If several arrive, the largest number counts, so SIGTERM wins."""
+        """Record a signal. If several arrive, the one with the largest number is kept (SIGTERM)."""
         self.first = max(self.first, number)
 
 
 class _Agreement:
-    """A started all-reduce of two numbers, each to its maximum over the ranks."""
+    """An all-reduce that was started to find the maxima of two numbers over the ranks."""
 
     def __init__(self, own: tuple[float, float], device: torch.device) -> None:
         on_cuda = device.type == "cuda"

@@ -1,1 +1,1 @@
-"""BERT and ModernBERT without padding, for a single device. Callers add parallelism."""
+"""BERT and ModernBERT for unpadded batches on a single device. Callers add parallelism."""

@@ -1,6 +1,6 @@
 """Policies for self-attention within each sequence of an unpadded batch, on any device.
 
-Shape letters: B sequences, S padded length, T tokens, R queries, N heads, H head size.
+Shapes use the letters B (sequences), T (tokens), R (queries), N (heads) and H (head size).
 
 A policy is a function `attend(q, k, v, layout, site) -> context`. The shape of q and context is [R,
 N, H], and that of k and v is [T, N, H]. All have the same floating dtype. The layout defines the
@@ -11,13 +11,13 @@ layout has rotary positions, the policy rotates queries and keys by them (arXiv 
 layout has a reach, a query attends only to tokens within that distance on each side.
 
 This file contains the policies that need no kernel of this project. `reference` and `grouped` read
-the lengths on the host, so a captured step cannot contain them. On a CPU the keys of the dropout
-site determine which elements are dropped. On other devices torch's generator determines this.
+the lengths on the host, so a captured step cannot contain these policies. Which elements are
+dropped depends on the keys of the dropout site on a CPU, and on torch's generator on other devices.
 
 `flash` is a torch operator for CUDA in bf16. It reads the sequence bounds on the device and draws
 dropout from torch's generator, whose state the forward pass saves for the backward pass. It calls
-the private operator below torch's public `varlen_attn`, because the public one does not support
-dropout. It has not been run on a GPU yet.
+the private operator behind torch's public `varlen_attn`, because `varlen_attn` does not support
+dropout. `flash` has not been run on a GPU yet.
 """
 
 from collections.abc import Callable
@@ -82,7 +82,7 @@ class AttentionPolicy(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None, /
     ) -> Tensor:
-        """Compute the context [R, N, H] from queries [R, N, H], keys and values [T, N, H].
+        """Return the context [R, N, H] of queries [R, N, H] over keys and values [T, N, H].
 
         `site` contains the dropout keys of the R queries.
         """
@@ -90,11 +90,10 @@ class AttentionPolicy(Protocol):
 
 
 def rotate(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
-    """Rotate queries [R, N, H] and keys [T, N, H] by the layout's rotary positions.
+    """Return queries [R, N, H] and keys [T, N, H], rotated by the layout's rotary positions.
 
-    Returns them unchanged if the layout has no rotary positions. As in ModernBERT, the two channels
-    of a pair are half a head apart. Source: Su et al., "RoFormer" (arXiv 2104.09864), section
-    3.2.2.
+    Without rotary positions, both are returned unchanged. As in ModernBERT, the two channels of a
+    pair are half a head apart. Source: Su et al., "RoFormer" (arXiv 2104.09864), section 3.2.2.
     """
     rotary = layout.rotary
     if rotary is None:
@@ -107,7 +106,7 @@ def rotate(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tenso
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotation of pairs of channels, whose backward pass rotates the gradients back."""
+    """A rotation of pairs of channels, whose backward pass rotates the gradients back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -163,9 +162,9 @@ def grouped(
 
     This policy runs on any device and dtype. On CUDA the groups run in parallel on several streams.
     All lengths are known on the host, so the host does not wait for the device. If the layout has a
-    reach, sequences are cut into chunks, and the groups of chunks run one after another. On CUDA
-    the host then waits for the device, and the gradients of keys are summed in no fixed order. If
-    there is dropout as well as a reach, the function computes one sequence at a time.
+    reach (sliding window), sequences are cut into chunks, and the groups of chunks run one after
+    another. On CUDA the host then waits for the device, and the gradients of keys are summed in no
+    fixed order. With both a reach and dropout, the function computes one sequence at a time.
     """
     if layout.reach is not None and site is not None:
         return reference(q, k, v, layout, site)
@@ -197,10 +196,7 @@ def grouped(
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout) -> Tensor:
-    """Compute attention one chunk of queries at a time, without dropout.
-
-    A chunk attends only to the keys in its reach.
-    """
+    """Compute attention without dropout, for one chunk of queries and its keys at a time."""
     chunks, heads = layout.chunks, q.shape[1:]
     counts = [len(each) for each in chunks.is_visible]
     keys_of = [n * slots for n, slots in zip(counts, chunks.key_lengths, strict=True)]
@@ -284,11 +280,11 @@ def _to_slots(x: Tensor, slots: Slots | None) -> Tensor:
 
 
 class _GatherSlots(torch.autograd.Function):
-    """Gather of the rows x[slot_row], whose backward pass is a gather as well.
+    """A gather of the rows x[slot_row], whose backward pass is a gather as well.
 
     Autograd would scatter-add the gradients of all slots. No gradient reaches a padding slot,
-    because no token attends to its key and its context is not used. So each row's gradient is
-    exactly that of its own slot.
+    because no token attends to the slot's key, and the slot's context is not used. So each row's
+    gradient is exactly that of its own slot.
     """
 
     @staticmethod
@@ -305,7 +301,7 @@ class _GatherSlots(torch.autograd.Function):
 def flash(
     q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, site: DropoutSite | None
 ) -> Tensor:
-    """Compute attention with FlashAttention-2 (arXiv 2307.08691), as torch implements it.
+    """Compute attention with torch's implementation of FlashAttention-2 (arXiv 2307.08691).
 
     The number of channels per head must be a multiple of 8 and at most 256.
     """
@@ -315,7 +311,7 @@ def flash(
 
 
 class _VarlenAttention(torch.autograd.Function):
-    """Attention that saves the logsumexp, float32 [N, R], and the state of torch's generator."""
+    """FlashAttention that saves its logsumexp, float32 [N, R], and torch's generator state."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,9 @@
 """Layout of one batch's sequences, and the padded slots of groups of sequences.
 
-Shape letters: B sequences, b sequences of one group, s their padded length, T tokens, R queries. A
-slot is one position in a padded group, which has b * s slots. All indices are computed once for all
-layers. They are computed on the host, which knows all lengths, so the host does not wait for the
-device.
+Shapes use the letters B (sequences), b (sequences of one group), s (padded length of a group), T
+(tokens) and R (queries). A slot is one position in a padded group, which has b * s slots. All
+indices are computed once for all layers, on the host, which knows all lengths. The host therefore
+does not wait for the device.
 """
 
 from copy import copy
@@ -95,7 +95,7 @@ class Rotary:
 
     @classmethod
     def of_base(cls, base: float, longest: int, head_size: int) -> Self:
-        """Build the tables for positions below `longest`.
+        """Return the tables of cosines and sines for positions below `longest`.
 
         Pair c rotates by the angle position / base ** (2 c / H). The angles are float32, as in
         `transformers`.
@@ -128,8 +128,8 @@ class AttentionLayout:
             1 belong to sequence i.
         max_length: the number of tokens of the longest possible sequence. CUDA kernels are always
             launched for this length, so that launches have the same shape for every batch.
-        position_ids: int64 [T], each token's position in its sequence. It is needed only for
-            `reach` and `rotary`.
+        position_ids: int64 [T], each token's position in its sequence. The positions are needed
+            only for `reach` and `rotary`.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class AttentionLayout:
         self._position_ids = position_ids
 
     def attending(self, rotary: Rotary, reach: int | None) -> Self:
-        """Return a layout of the same sequences and queries with another rotary and reach."""
+        """Return a layout of the same sequences and queries with the given `rotary` and `reach`."""
         other = copy(self)
         other.rotary, other.reach = rotary, reach
         return other
 
     def for_queries(self, queries: Queries) -> Self:
-        """Return a layout of the same keys and values in which only `queries`, R rows, attend."""
+        """Return a layout of the same keys and values in which only the rows `queries` attend."""
         other = copy(self)  # keeps the cached indices of the keys
         for name in ("query_groups", "chunks", "query_positions"):  # cached and depend on queries
             other.__dict__.pop(name, None)
@@ -162,7 +162,7 @@ class AttentionLayout:
         return other
 
     def select(self, x: Tensor) -> Tensor:
-        """Return the rows of `x` [T, ...] that are queries [R, ...], or `x` if all of them are."""
+        """Return the rows of `x` [T, ...] that are queries [R, ...], or `x` if all are queries."""
         return x if self.queries is None else x.index_select(0, self.queries.rows)
 
     @property

@@ -1,8 +1,8 @@
 """BERT and ModernBERT for pre-training, from unpadded tokens to the scores of the tasks.
 
-Shape letters: B sequences, C sequences whose first token the pooler reads, T tokens, D hidden size,
-V vocabulary size (padded), P masked positions, R = C + P rows of the last layer that the heads
-read.
+Shapes use the letters B (sequences), C (sequences whose first token the pooler reads), T (tokens),
+D (hidden size), V (padded vocabulary size), P (masked positions) and R = C + P (rows of the last
+layer that the heads read).
 """
 
 from types import MappingProxyType
@@ -123,7 +123,7 @@ def _query_lengths(batch: UnpaddedBatch, num_first: int) -> tuple[int, ...]:
 
 
 class BertBody(nn.Module):
-    """BERT's embeddings and encoder, and its pooler if it predicts next sentences."""
+    """BERT's embeddings and encoder, and its pooler if the model predicts next sentences."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class BertBody(nn.Module):
         return hidden
 
     def longest(self, batch: UnpaddedBatch) -> int:
-        """Return how many tokens a sequence can have at most in batches of this shape."""
+        """Return the largest possible length of a sequence, in tokens, in batches of this shape."""
         return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
@@ -149,17 +149,18 @@ class BertForPretraining(nn.Module):
     """BERT or ModernBERT with its pre-training heads.
 
     BERT (arXiv 1810.04805) is post-norm and has a masked-LM and a next-sentence head. The keys of
-    state_dict() are those of Hugging Face's BertForPreTraining. If model.objective is "mlm", they
-    are BertForMaskedLM's, and if model.architecture is "modern", they are ModernBertForMaskedLM's.
-    The decoder's matrix is tied to the word embedding, so it has no key of its own. The model
-    computes the same as Hugging Face's model with vocab_size = config.padded_vocab_size.
+    state_dict() are those of Hugging Face's BertForPreTraining. If model.objective is "mlm", the
+    keys are those of BertForMaskedLM, and if model.architecture is "modern", those of
+    ModernBertForMaskedLM. The decoder's matrix is tied to the word embedding, so it has no key of
+    its own. The results equal those of Hugging Face's model with vocab_size =
+    config.padded_vocab_size.
 
     Args:
         config: shape, dropout, attention policy and precision. Weights are always created in
             float32. For another precision, the caller rounds them or uses autocast.
-        device: device of the weights. On "meta" they are not initialized.
+        device: device of the weights. On "meta" the weights are not initialized.
         seed: seed of the initial weights, which do not depend on the device.
-        attention: the choice made for another model of this config, or None to choose here.
+        attention: the policy chosen for another model of this config, or None to choose one.
 
     Raises:
         ConfigError: this device cannot run the config's model.attention, model.kernels or
@@ -235,8 +236,8 @@ class BertForPretraining(nn.Module):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw matrices from normal(0, initializer_range). Set biases to 0 and norm weights to 1.
 
-        Source: BERT, appendix A.2 and its published code. Unlike in BERT, the distribution is not
-        truncated, as in `transformers`. ModernBERT's distribution is truncated, and its standard
+        Source: BERT, appendix A.2 and its published code. As in `transformers`, but unlike in BERT,
+        the distribution is not truncated. ModernBERT's distribution is truncated, and its standard
         deviation depends on the matrix (`modern.initial_std`).
 
         Args:
@@ -258,9 +259,9 @@ class BertForPretraining(nn.Module):
         return DropoutKeys(self.dropout_seed, self.step, sample_ids, batch.position_ids)
 
     def fp8_state(self) -> dict[str, Tensor]:
-        """Return the state of the FP8 scales by name, which every step updates.
+        """Return the tensors of the FP8 scales by name.
 
-        The dictionary is empty if the model does not use FP8.
+        Every step updates these tensors. The dictionary is empty if the model does not use FP8.
         """
         return {} if self.fp8 is None else self.fp8.tensors()
 
@@ -269,7 +270,7 @@ class BertForPretraining(nn.Module):
     ) -> PretrainingLogits | LossSums:
         """Compute the logits of masked positions [P, V] and sentence pairs [B, 2], or their losses.
 
-        `result` selects the logits, or the summed losses, which training uses.
+        `result` selects between the logits and the summed losses. Training uses the losses.
         """
         if self.fp8 is not None and self.training:
             self.fp8.follow(self.step)
@@ -327,10 +328,10 @@ def check_memory(config: RunConfig, device: torch.device) -> None:
     needed = 8 * config.model.num_parameters * config.parallel.ranks_per_node
     if needed > memory_bytes():
         problem = (
-            f"weights and gradients need {needed / 2**30:,.0f} GiB, but this machine has "
-            f"{memory_bytes() / 2**30:,.0f} GiB"
+            f"the weights and gradients need {needed / 2**30:,.0f} GiB of memory, but this machine "
+            f"has {memory_bytes() / 2**30:,.0f} GiB"
         )
-        remedy = "use a smaller model or fewer ranks per node"
+        remedy = "use a smaller model, or fewer ranks per node"
         raise ConfigError("model.hidden_size", problem, remedy)
 
 
@@ -338,9 +339,9 @@ def tensorflow_name(parameter_name: str) -> str:
     """Return TensorFlow's name of a BERT parameter, for example bert/pooler/dense/bias.
 
     Different parameters have different names. A TensorFlow `kernel` is the transpose of our
-    `weight`, and every other tensor has the same layout in both programs. The word embedding, which
-    is tied to the decoder, is a single tensor in both. Our word embedding may have additional rows
-    that pad the vocabulary.
+    `weight`, and every other tensor has the same layout in both programs. In both programs, the
+    word embedding and the decoder share a single tensor. In our program, this tensor may have
+    additional rows that pad the vocabulary.
 
     Raises ValueError if `parameter_name` is not the name of a parameter.
     """

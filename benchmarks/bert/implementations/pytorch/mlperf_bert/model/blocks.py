@@ -1,11 +1,11 @@
-"""The operations around the model's matrix products as blocks, in a readable reference version.
+"""Readable reference versions of blocks, which are the operations around matrix products.
 
 Each model gets one set of blocks when it is created (`choices.py`). The fused blocks for GPUs
 (`fused_blocks.py`) compute the same results and gradients, except for rounding. Both sets drop the
 elements that `model/dropout.py` chooses.
 
-Shape letters: T tokens, R rows (some or all of the tokens), D hidden size, F feed-forward width, P
-masked positions, V vocabulary size (padded).
+Shapes use the letters T (tokens), R (rows, which are some or all of the tokens), D (hidden size), F
+(feed-forward width), P (masked positions) and V (padded vocabulary size).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 class Blocks:
-    """Reference blocks made of torch's own operators, for every device and dtype.
+    """Reference blocks that use only torch's own operators, for every device and dtype.
 
     Methods receive modules as arguments in order to use their parameters. `name` is the value of
     `model.kernels` that selects these blocks.
@@ -131,8 +131,8 @@ class Blocks:
     ) -> Tensor:
         """Compute the summed cross-entropy of the logits hidden @ weight.T + bias, as a scalar.
 
-        `hidden` is [P, D], `weight` [V, D], `bias` [V] and `labels` int64 [P]. The result supports
-        only one backward pass. `cross_entropy_sum` defines it.
+        `hidden` is [P, D], `weight` [V, D], `bias` [V] and `labels` int64 [P]. The loss is defined
+        as in `cross_entropy_sum`, and supports only one backward pass.
         """
         logits = precise(F.linear(hidden, weight, bias))
         # Nothing else refers to these logits, so on a CPU they can be overwritten.
@@ -141,7 +141,7 @@ class Blocks:
 
 
 def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
-    """Concatenate the columns of parts [R, width] to one tensor [R, sum of widths].
+    """Concatenate the columns of parts [R, width] into one tensor [R, sum of widths].
 
     Nothing is copied if the parts are already adjacent columns of one tensor.
     """
@@ -197,8 +197,8 @@ def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
 class _CrossEntropySum(torch.autograd.Function):
     """Summed cross-entropy, whose backward pass overwrites the saved log-probabilities.
 
-    They are replaced by the gradient. Allocating another [P, V] would be slow on a CPU, because the
-    first access to new memory is slow.
+    The gradient replaces them. Allocating another [P, V] would be slow on a CPU, because the first
+    access to new memory is slow.
     """
 
     @staticmethod

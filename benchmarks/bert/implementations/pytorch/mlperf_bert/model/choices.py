@@ -1,4 +1,4 @@
-"""Choose a model's attention policy and blocks, either by their name in the config or by a rule.
+"""Choices of a model's attention policy and blocks, by their names in the config or by rules.
 
 The rules depend only on the config, the device and the installed software. They do not depend on
 measurements, so equal machines choose the same kernels, and a resumed run chooses the same kernels
@@ -42,7 +42,7 @@ class AttentionChoice:
 def choose_attention(
     config: ModelSection, device: torch.device, dtype: torch.dtype
 ) -> AttentionChoice:
-    """Choose the attention policy that `config.attention` names.
+    """Choose the attention policy by `config.attention`, which is its name or "auto".
 
     On CUDA, "auto" selects "triton", or "flash" if "triton" cannot run, or "grouped" if neither can
     run. On every other device, "auto" selects "grouped".
@@ -53,7 +53,7 @@ def choose_attention(
         dtype: dtype of q, k and v, which is autocast's dtype if autocast is on.
 
     Raises:
-        ConfigError: the named policy cannot run here.
+        ConfigError: the policy that the config names cannot run on this device.
     """
     name = config.attention
     if name == "auto":
@@ -62,8 +62,8 @@ def choose_attention(
     if problem is not None:
         raise ConfigError(
             "model.attention",
-            f"{name!r} cannot run here because {problem}",
-            "use 'auto' or 'grouped'",
+            f"{name!r} cannot run on this machine because {problem}",
+            "set model.attention to 'auto' or 'grouped'",
         )
     return AttentionChoice(name, _policy(name), f"attention: {name}")
 
@@ -73,7 +73,7 @@ def _choose_by_rule(
 ) -> AttentionChoice:
     """Choose the policy for "auto".
 
-    On CUDA the note also gives the reasons why preferred policies cannot run.
+    On CUDA the note also contains the reasons why preferred policies cannot run.
     """
     if device.type != "cuda":
         return AttentionChoice("grouped", grouped, "attention: grouped")
@@ -95,7 +95,7 @@ def _note(name: AttentionName, rejected: list[str]) -> str:
 def _why_not(
     name: AttentionName, device: torch.device, dtype: torch.dtype, config: ModelSection
 ) -> str | None:
-    """Return the reason why an attention policy cannot run here, or None if it can run."""
+    """Return the reason why an attention policy cannot run on `device`, or None if it can run."""
     if name not in ("flash", "triton"):
         return None
     if device.type != "cuda":
@@ -144,9 +144,9 @@ def _policy(name: AttentionName) -> AttentionPolicy:
 def choose_blocks(
     config: ModelSection, device: torch.device, scales: Fp8Scales | None = None
 ) -> Blocks:
-    """Choose the blocks that `config.kernels` names.
+    """Choose the blocks by `config.kernels`, which is their name or "auto".
 
-    "auto" selects "fused" if the fused blocks can run here, and "reference" otherwise.
+    "auto" selects "fused" if the fused blocks can run on `device`, and "reference" otherwise.
 
     Args:
         config: fused blocks need a hidden size of at most 4,096.
@@ -154,7 +154,7 @@ def choose_blocks(
         scales: scales of the encoder's products if the products are in FP8, or None.
 
     Raises:
-        ConfigError: FP8 products or the named fused blocks cannot run here.
+        ConfigError: the device cannot run FP8 products, or the fused blocks that the config names.
     """
     if scales is not None:
         check_fp8(config, device)
@@ -162,8 +162,8 @@ def choose_blocks(
     if config.kernels == "fused" and problem is not None:
         raise ConfigError(
             "model.kernels",
-            f"'fused' cannot run here because {problem}",
-            "use 'auto' or 'reference'",
+            f"'fused' cannot run on this machine because {problem}",
+            "set model.kernels to 'auto' or 'reference'",
         )
     if config.kernels == "reference" or problem is not None:
         return Blocks() if scales is None else Fp8Blocks(scales)
@@ -174,7 +174,7 @@ def choose_blocks(
 
 
 def _why_not_fused(hidden_size: int, device: torch.device) -> str | None:
-    """Return the reason why the fused blocks cannot run here, or None if they can run."""
+    """Return the reason why the fused blocks cannot run on `device`, or None if they can run."""
     if device.type != "cuda":
         return f"it needs CUDA, and the model is on {device.type}"
     if hidden_size > MOST_CHANNELS:

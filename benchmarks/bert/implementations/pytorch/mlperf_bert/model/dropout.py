@@ -2,11 +2,11 @@
 
 Dropout does not use torch's generator. The same elements are therefore dropped after a restart, in
 a captured step, and if the batch is ordered or split differently. docs/concepts/numerics.md,
-"Dropout", defines which elements are dropped, and `dropout_keys.py` computes this in readable form.
-On a CPU the loops in this file compile to vector instructions. With AVX-512 they take 0.2 ns per
-element, compared with 5.8 ns for torch's `bernoulli_`.
+"Dropout", defines which elements are dropped, and `dropout_keys.py` contains readable reference
+code. On a CPU the loops in this file compile to vector instructions. With AVX-512 they take 0.2 ns
+per element, compared with 5.8 ns for torch's `bernoulli_`.
 
-Shape letters: R tokens (rows), N heads.
+Shapes use the letters R (tokens, which are rows) and N (heads).
 """
 
 from types import MappingProxyType
@@ -150,7 +150,7 @@ def attention_keep_bits(
 
     Args:
         site: contains the dropout keys of the R query tokens.
-        num_heads: N.
+        num_heads: the number N of heads.
         cu_seqlens: int32 [B + 1], bounds of the keys.
         max_seqlen: an upper limit on the number of keys of one sequence.
         cu_queries: int32 [B + 1]. Query rows cu_queries[i] .. cu_queries[i + 1] - 1 belong to

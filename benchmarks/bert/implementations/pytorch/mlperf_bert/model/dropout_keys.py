@@ -4,7 +4,7 @@ This file computes the bits with torch operators, in readable form. Each word is
 an int that contains 32 unsigned bits. Source: Philox 4x32 from Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", SC 2011.
 
-Shape letters: R tokens (rows).
+Shapes use the letter R for the number of tokens (rows).
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DropoutKeys:
-    """The keys of R tokens, which determine what a dropout with a given stream drops.
+    """The keys of R tokens, which determine the elements that a dropout with a given stream drops.
 
     `step`, int64 [1] on the device, is the number of the update. A captured step overwrites it.
     """
@@ -61,7 +61,7 @@ def make_site(probability: float, stream: int, keys: DropoutKeys | None) -> Drop
 
 
 def threshold_of(probability: float) -> int:
-    """Return how many of the 65,536 values of an element's 16-bit random number drop it."""
+    """Return how many of the 65,536 values of a 16-bit random number drop its element."""
     return min(round(probability * NUM_VALUES), NUM_VALUES - 1)
 
 

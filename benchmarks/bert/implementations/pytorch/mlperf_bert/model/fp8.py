@@ -1,6 +1,7 @@
 """Matrix products in FP8 with scales from the previous update, and blocks that use them.
 
-Shape letters: R rows, K input features, N total output features of all weights of a product.
+Shapes use the letters R (rows), K (input features) and N (output features of all weights of a
+product together).
 
 A cast to FP8 divides a matrix by its *unit*, a power of two, and rounds it. The value 1 in FP8 then
 represents one unit. Inputs and weights are rounded to E4M3, and gradients to E5M2 (arXiv
@@ -45,7 +46,7 @@ _EXPONENT_BITS = 0x7F800000  # mask of a float32's exponent
 class ProductScales:
     """The units and maxima of one product's three matrices, as views of the model's state.
 
-    Both are float32 [3], for input, weight and gradient.
+    Units and maxima are each float32 [3], for input, weight and gradient.
     """
 
     units: Tensor
@@ -80,7 +81,7 @@ class Fp8Scales:
         self.step.zero_()
 
     def assign(self, products: Sequence[Sequence[nn.Linear]]) -> None:
-        """Set which linear layers form each product, for all products in order."""
+        """Store the linear layers of each product, for all products in order."""
         assert len(products) == self.state.shape[1]
         self._number_of = {
             linear: number for number, linears in enumerate(products) for linear in linears
@@ -91,10 +92,7 @@ class Fp8Scales:
         return self._get(self._number_of[linear])
 
     def behind(self, linear: nn.Linear) -> ProductScales | None:
-        """Return the scales of the product that follows the product of the layer `linear`.
-
-        Returns None if there is no following product.
-        """
+        """Return the scales of the product after that of `linear`, or None after the last one."""
         number = self._number_of[linear] + 1
         return self._get(number) if number < self.state.shape[1] else None
 
@@ -103,7 +101,7 @@ class Fp8Scales:
         return ProductScales(units[number], maxima[number])
 
     def follow(self, step: Tensor) -> None:
-        """Set the units from the previous step's maxima. Call it before each training forward pass.
+        """Update the units from the previous step's maxima, before each training forward pass.
 
         The units change only when a new step starts, so all micro-batches of an update use the same
         units. If a matrix had only zeros or non-finite values, its unit does not change.
@@ -157,14 +155,14 @@ def check_fp8(config: ModelSection, device: torch.device) -> None:
             raise ConfigError(
                 f"model.{name}",
                 f"must be a multiple of {COLUMNS_MULTIPLE} for FP8 products, not {size}",
-                "round it up, or set model.precision to 'bf16'",
+                "round the size up, or set model.precision to 'bf16'",
             )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ConfigError(
             "model.precision",
             f"'fp8' needs compute capability 8.9 or higher, which "
             f"{torch.cuda.get_device_name(device)} does not have",
-            "set it to 'bf16', or use a newer GPU",
+            "set model.precision to 'bf16', or use a newer GPU",
         )
 
 
@@ -186,8 +184,8 @@ def product(
         weights: [N_i, K] each, where K and N_i are multiples of 16.
         biases: [N_i] each, or an empty sequence.
         scales: the scales of this product.
-        x8: `x` in FP8 under these scales if the kernel that made `x` has cast it, or None. If it is
-            given, `x` is not read.
+        x8: `x` in FP8 under these scales if the kernel that computed `x` has cast it, or None. If
+            `x8` is given, `x` is not read.
 
     Returns:
         bfloat16 [R, N_i] each, which are columns of one [R, N].
@@ -288,7 +286,7 @@ def _multiply(
 def _multiply_in_fp8(
     a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, *, is_forward: bool
 ) -> Tensor:
-    """Compute the same as `_multiply` with torch's operator, on every device that supports it."""
+    """Compute the result of `_multiply` with torch's FP8 operator, if the device supports it."""
     # Sums of the forward pass may use fewer bits, as in published runs, which is faster on Hopper.
     return torch._scaled_mm(
         a, b.t(), a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=is_forward
@@ -298,9 +296,9 @@ def _multiply_in_fp8(
 class Fp8Blocks(Blocks):
     """Reference blocks with the encoder's products in FP8.
 
-    Embeddings, heads and pooler are the same as in `Blocks`. If the kernel that made a tensor has
-    also cast it to FP8, the tensor's attribute `fp8` is the FP8 copy. The copy is cast with the
-    scales of the product that reads it.
+    Embeddings, heads and pooler are the same as in `Blocks`. If the kernel that computed a tensor
+    has also cast it to FP8, the tensor's attribute `fp8` is the FP8 copy. The copy was cast with
+    the scales of the product that reads it.
     """
 
     def __init__(self, scales: Fp8Scales) -> None:

@@ -1,9 +1,9 @@
 """Readable casts to FP8, which divide by a unit, saturate, transpose and record the maximum.
 
-Shape letters: R rows, C columns.
+Shapes use the letters R (rows) and C (columns).
 
-There are two FP8 formats (arXiv 2209.05433). E4M3 has 4 exponent bits, 3 mantissa bits and values
-up to 448. E5M2 has 5 exponent bits, 2 mantissa bits and values up to 57,344.
+There are two FP8 formats (arXiv 2209.05433). E4M3 has 4 exponent bits and 3 mantissa bits. Its
+largest value is 448. E5M2 has 5 exponent bits and 2 mantissa bits. Its largest value is 57,344.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ class Target:
 
     `dtype` is torch.float8_e4m3fn or torch.float8_e5m2. `unit` is a power of two, so that dividing
     by it is exact. A cast sets `maximum` in place to the larger of `maximum` and the matrix's
-    largest finite |value|, unless `maximum` is None. Both are float32 scalars on the device.
+    largest finite |value|, unless `maximum` is None. `unit` and `maximum` are float32 scalars on
+    the device.
     """
 
     dtype: torch.dtype
@@ -50,7 +51,7 @@ class Fp8Matrix:
 
 
 def reference(parts: Sequence[Tensor], dim: int, target: Target, *, transpose: bool) -> Fp8Matrix:
-    """Join matrices to one, divide it by the target's unit, and round it to FP8.
+    """Join matrices into one, divide it by the target's unit, and round the result to FP8.
 
     Values beyond the range of the FP8 dtype saturate, so that they stay finite if they suddenly
     grow. NaN and infinities become NaN, so that they are not hidden.

@@ -1,4 +1,4 @@
-"""Fused blocks, in which one Triton kernel per direction computes everything around a product.
+"""Fused blocks, in which one Triton kernel per pass computes everything around a matrix product.
 
 A block's matrix product is outside its autograd function, so that autocast casts its factors. The
 kernels accept tensors of mixed dtypes and compute in float32, or in float64 for float64 tensors.
@@ -7,7 +7,8 @@ the kernels write FP8 themselves. A separate kernel casts all other inputs of FP
 are embeddings, selected rows, and attention's context and gradients. This file is imported only on
 CUDA or in Triton's interpreter.
 
-Shape letters: T tokens, R rows, D hidden size, P masked positions, V vocabulary size.
+Shapes use the letters T (tokens), R (rows), D (hidden size), P (masked positions) and V (vocabulary
+size).
 """
 
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ Fp8Plan = tuple[ProductScales, ProductScales | None, bool]
 class FusedBlocks(Blocks):
     """Blocks with Triton kernels. If `scales` is set, the encoder's products are in FP8.
 
-    In FP8, only the product that follows `intermediate` or `gated` can read their results.
+    In FP8, only the next product can read the result of `intermediate` or `gated`.
     """
 
     name = "fused"
@@ -72,7 +73,7 @@ class FusedBlocks(Blocks):
         """Apply all linear layers to `x` as one product. See `Blocks.multiply`.
 
         Attention's backward pass may return the gradients of the results as columns of one tensor.
-        They are then multiplied without a copy. Otherwise they are concatenated first.
+        Such gradients are multiplied without a copy. Other gradients are concatenated first.
         """
         if self.scales is not None:
             return multiply_fp8(self.scales, x, layers)
@@ -155,9 +156,9 @@ class FusedBlocks(Blocks):
         return output  # type: ignore[no-any-return]
 
     def _factors(self, x: Tensor, dense: nn.Linear) -> tuple[Tensor, Tensor | None, Any, Any]:
-        """Return a product without its bias, or in FP8 what is needed to compute it.
+        """Return a product without its bias, or, in FP8, the tensors and scales to compute it.
 
-        In FP8 these are the input, the weight, the input's FP8 copy and the scales.
+        In FP8, the function returns the input, the weight, the input's FP8 copy and the scales.
         """
         if self.scales is None:
             return F.linear(x, dense.weight), None, None, None
@@ -192,9 +193,8 @@ class FusedBlocks(Blocks):
     ) -> Tensor:
         """Compute the summed masked-LM loss. See `Blocks.masked_lm_loss`.
 
-        Memory holds a single [P, V] of logits, in the dtype of the product. The product adds the
-        bias, and the kernel that computes the gradient of the logits also computes that of the
-        bias.
+        Only one tensor [P, V] is allocated, in the dtype of the product. The product adds the bias,
+        and the kernel that computes the gradient of the logits also computes that of the bias.
         """
         logits = F.linear(hidden, weight, bias.detach())
         total: Tensor = _CrossEntropySum.apply(logits, bias, labels)  # type: ignore[no-untyped-call]
@@ -209,26 +209,24 @@ def _kept(site: DropoutSite | None, channels: int) -> tuple[Tensor | None, float
 
 
 def _alias(x: Tensor) -> Tensor:
-    """Return another tensor on the same memory.
-
-    An autograd function needs it to return the same values twice.
-    """
+    """Return a tensor on the memory of `x`, so that an autograd function can return `x` twice."""
     return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def _pop_alias(x: Tensor) -> Tensor:
     """Return the tensor to use for `x` in a residual sum.
 
-    It is the second output of the LayerNorm that computed `x`, or `x` itself if no LayerNorm
-    computed it. Each output has its own gradient, and the LayerNorm's backward pass adds both
-    gradients as it reads them. With a single output, autograd would add them in a separate pass.
+    This tensor is the second output of the LayerNorm that computed `x`, or `x` itself if no
+    LayerNorm computed it. Each output has its own gradient, and the LayerNorm's backward pass adds
+    both gradients when it reads them. With a single output, autograd would add them in a separate
+    pass.
     """
     alias: Tensor = x.__dict__.pop("alias", x)
     return alias
 
 
 class _Columns(torch.autograd.Function):
-    """Split of a tensor into columns, whose backward pass joins the gradients (`side_by_side`)."""
+    """A split of a tensor into columns. The backward pass joins the gradients (`side_by_side`)."""
 
     @staticmethod
     def forward(ctx: Any, joined: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
@@ -241,7 +239,7 @@ class _Columns(torch.autograd.Function):
 
 
 class _ResidualOutput(torch.autograd.Function):
-    """Residual output of a matrix product.
+    """The dropout, residual sum and LayerNorm after a matrix product.
 
     Without FP8, the product is the argument `x`. With FP8, this function computes the product from
     the factors that `FusedBlocks._factors` returns.
@@ -291,9 +289,9 @@ class _ResidualOutput(torch.autograd.Function):
 
 
 class _SumNorm(torch.autograd.Function):
-    """Residual sum and LayerNorm of a product.
+    """The dropout, residual sum and LayerNorm after a product, without biases.
 
-    `_ResidualOutput` says where the product is computed.
+    `_ResidualOutput` describes where the product is computed.
     """
 
     @staticmethod
@@ -341,7 +339,7 @@ class _SumNorm(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
-    """Gated GELU of a product. `_ResidualOutput` says where the product is computed."""
+    """The gated GELU of a product. `_ResidualOutput` describes where the product is computed."""
 
     @staticmethod
     def forward(
@@ -369,7 +367,7 @@ class _Gated(torch.autograd.Function):
 
 
 class _Intermediate(torch.autograd.Function):
-    """GELU of a product. `_ResidualOutput` says where the product is computed."""
+    """The GELU of a product. `_ResidualOutput` describes where the product is computed."""
 
     @staticmethod
     def forward(
@@ -469,9 +467,9 @@ class _EmbeddingNorm(torch.autograd.Function):
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Summed cross-entropy, whose backward pass overwrites the logits with their gradient.
+    """A summed cross-entropy, whose backward pass overwrites the logits with their gradient.
 
-    This saves memory, and is possible because nothing else reads the logits.
+    Overwriting saves memory, and is possible because nothing else reads the logits.
     """
 
     @staticmethod

@@ -1,7 +1,8 @@
 """Embeddings, post-norm encoder layers, and the masked-LM and next-sentence heads with their loss.
 
-Shape letters: B sequences, T tokens, R wanted rows, N heads, H head size, D hidden size, F
-feed-forward width, V vocabulary size (padded to a multiple of 8), P masked positions.
+Shapes use the letters B (sequences), T (tokens), R (wanted rows), N (heads), H (head size), D
+(hidden size), F (feed-forward width), V (vocabulary size, padded to a multiple of 8) and P (masked
+positions).
 
 Attribute names are those of Hugging Face's BertForPreTraining, so that state_dict keys are equal.
 The words that pad the vocabulary are treated like all other words, as in `transformers` with
@@ -92,7 +93,7 @@ class SelfAttention(nn.Module):
 
 
 class ResidualOutput(nn.Module):
-    """Projection to D, dropout, residual sum and LayerNorm.
+    """A projection to D, followed by dropout, residual sum and LayerNorm.
 
     Both halves of an encoder layer end with these operations.
     """
@@ -113,7 +114,7 @@ class ResidualOutput(nn.Module):
 
 
 class AttentionHalf(nn.Module):
-    """The attention half of an encoder layer: self-attention and its residual output."""
+    """The attention half of an encoder layer, which is self-attention and its residual output."""
 
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
@@ -154,7 +155,7 @@ class EncoderLayer(nn.Module):
     def __init__(
         self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks, stream: int
     ) -> None:
-        """Create the layer. `stream` is the number of its first dropout stream, of three."""
+        """Create the layer. `stream` is the number of the first of its three dropout streams."""
         super().__init__()
         self.attention = AttentionHalf(config, attend, blocks, stream)
         self.intermediate = Intermediate(config, blocks)
@@ -182,7 +183,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The stack of BERT's encoder layers."""
+    """BERT's encoder, which is a stack of identical layers."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -202,11 +203,11 @@ class Encoder(nn.Module):
         """Compute the final hidden states of all tokens [T, D], or of the queries only [R, D].
 
         `hidden` [T, D] are the embeddings. If `queries` is given, the caller uses no other outputs.
-        The last layer then computes keys and values for all rows, because queries attend to them,
-        and everything else only for the queries. The numbers are the same. Computing attention for
-        all rows would take 1.08 times as long. (This was measured with forward and backward passes
-        of 4 layers of hidden size 256, on 16 sequences of published lengths on one core, as the
-        median of 12 rounds.)
+        The last layer then computes keys and values for all rows, because queries attend to all
+        rows, and computes everything else only for the queries. The results of the queries do not
+        change. Computing attention for all rows would take 1.08 times as long. (Forward and
+        backward passes of 4 layers of hidden size 256 were measured on one core. The input was 16
+        sequences of published lengths, and the result is a median of 12 rounds.)
         """
         last = len(self.layer) - 1
         for i, layer in enumerate(self.layer):
@@ -218,10 +219,11 @@ class Encoder(nn.Module):
 
 
 class PretrainingLogits(NamedTuple):
-    """The scores of both tasks: `mlm` [P, V] for masked words, and `nsp` [B, 2] for sentence pairs.
+    """The scores `mlm` [P, V] of masked words, and the scores `nsp` [B, 2] of sentence pairs.
 
-    In `nsp`, class 0 means that B follows A, and class 1 that B is random. `nsp` is None if
-    model.objective does not include next-sentence prediction.
+    In `nsp`, class 0 means that the second segment follows the first one, and class 1 that the
+    second segment is random. `nsp` is None if model.objective does not include next-sentence
+    prediction.
     """
 
     mlm: Tensor
@@ -314,7 +316,7 @@ class PretrainingHeads(nn.Module):
     ) -> LossSums:
         """Compute the summed losses directly, without returning the logits.
 
-        The result equals `loss_sums` of the logits that these arguments give.
+        The result equals that of the function `loss_sums` for the logits of the same arguments.
         """
         head = self.predictions
         factors = head.transform(masked), word_embeddings, head.bias
@@ -348,8 +350,8 @@ def _pair_loss(scores: Tensor | None, batch: UnpaddedBatch) -> Tensor | None:
 def pretraining_loss(sums: LossSums, batch: UnpaddedBatch) -> Tensor:
     """Compute the scalar loss of a micro-batch, as its share of the whole update's loss.
 
-    Each sum is divided by the batch's denominator for its task. With the denominators, the losses
-    of all micro-batches of an update add up to a rank's loss.
+    Each sum is divided by the batch's denominator for its task. The losses of all micro-batches of
+    an update then add up to a rank's loss.
     """
     loss = sums.mlm / batch.mlm_denominator
     return loss if sums.nsp is None else loss + sums.nsp / batch.nsp_denominator

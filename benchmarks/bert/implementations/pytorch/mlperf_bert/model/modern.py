@@ -6,8 +6,8 @@ and appendix A. Attribute names are those of Hugging Face's ModernBertForMaskedL
 state_dict keys are equal. The decoder's matrix is tied to the word embedding, so it has no key of
 its own. Dropout, which is 0 in the published model, is applied in the same places as in BERT.
 
-Shape letters: B sequences, T tokens, R wanted rows, P masked positions, N heads, H head size, D
-hidden size, F feed-forward width, V vocabulary size (padded).
+Shapes use the letters B (sequences), T (tokens), R (wanted rows), P (masked positions), N (heads),
+H (head size), D (hidden size), F (feed-forward width) and V (padded vocabulary size).
 """
 
 import math
@@ -183,7 +183,7 @@ class LayerLayouts:
 
 
 class ModernBody(nn.Module):
-    """ModernBERT without its head: the embeddings, the layers and the final norm."""
+    """ModernBERT without its head, which leaves the embeddings, the layers and the final norm."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class ModernBody(nn.Module):
         return normed
 
     def longest(self, batch: UnpaddedBatch) -> int:
-        """Return how many tokens a sequence can have at most in batches of this shape."""
+        """Return the largest possible length of a sequence, in tokens, in batches of this shape."""
         return self.max_length if batch.shape is None else batch.shape.max_seqlen
 
 
@@ -234,7 +234,7 @@ class PredictionHead(nn.Module):
 class DecoderBias(nn.Module):
     """The decoder's bias.
 
-    It is the decoder's only parameter, because the decoder's matrix is the word embedding.
+    The decoder has no other parameter, because its matrix is the word embedding.
     """
 
     def __init__(self, config: ModelSection) -> None:
@@ -266,7 +266,7 @@ class MaskedLmScores:
     ) -> LossSums:
         """Compute the summed losses directly, without returning the logits.
 
-        The result equals `layers.loss_sums` of the logits that these arguments give.
+        The result equals that of `layers.loss_sums` for the logits of the same arguments.
         """
         factors = self._transform(masked), word_embeddings, self._decoder.bias
         return LossSums(self._blocks.masked_lm_loss(*factors, batch.labels), None)
@@ -275,9 +275,9 @@ class MaskedLmScores:
 def initial_std(name: str, config: ModelSection) -> float:
     """Return the standard deviation of a matrix's initial weights.
 
-    It is config.initializer_range for most matrices. For matrices that write to the residual stream
-    or to the decoder, it is divided by the square root of the number of writes to the stream.
-    Source: Megatron (arXiv 1909.08053, section 3).
+    The value is config.initializer_range for most matrices. For matrices that write to the residual
+    stream or to the decoder, this value is divided by the square root of the number of writes to
+    the stream. Source: Megatron (arXiv 1909.08053, section 3).
     """
     writes = 2 * config.num_layers
     return config.initializer_range / (math.sqrt(writes) if name.endswith(_OUTPUTS) else 1.0)

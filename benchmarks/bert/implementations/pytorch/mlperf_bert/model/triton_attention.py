@@ -1,6 +1,6 @@
 """Variable-length attention with keyed dropout on a GPU, as a policy and its Triton kernels.
 
-Shape letters: B sequences, T tokens, R queries, N heads, H head size.
+Shapes use the letters B (sequences), T (tokens), R (queries), N (heads) and H (head size).
 
 The kernels compute softmax over one block of keys after another. The forward pass saves only the
 logarithm of the sum of exponentials, and the backward pass recomputes the probabilities
@@ -9,11 +9,11 @@ queries and one for those of keys and values. Sums are float32, and a single pro
 gradient in a fixed order, so results are reproducible bit for bit.
 
 A program computes a block of queries, or of keys, of one sequence and head. Its second program ID
-is its head, and its third is its sequence. Programs past a sequence's end return at once. A step
-with these kernels can be captured, because sequence bounds are read on the device and every result
-has a fixed shape. Dropout is read from keep bits that another kernel has written
-(`model/dropout.py`). Offsets are relative to the sequence's first row, so only that row's address
-needs 64 bits.
+is the number of the head, and its third is the number of the sequence. Programs past a sequence's
+end return at once. A step with these kernels can be captured, because sequence bounds are read on
+the device and every result has a fixed shape. Dropout is read from keep bits that another kernel
+has written (`model/dropout.py`). Offsets are relative to the sequence's first row, so only that
+row's address needs 64 bits.
 
 With a reach (sliding window), loops run only over the blocks in which something can be visible, and
 positions are compared only in the blocks at the window's edges. A separate kernel rotates queries
@@ -76,7 +76,7 @@ class Saved(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """The launch constants of a kernel: the number of queries per tile, and compiler options.
+    """The launch constants of a kernel, which are the queries per tile and compiler options.
 
     A tile has 64 keys. The constants are fixed instead of tuned at startup, because the order of
     sums depends on them. Runs are therefore reproducible bit for bit on all machines of the same
@@ -214,10 +214,7 @@ def _launch(
     strides: tuple[int, ...],
     constants: Constants,
 ) -> None:
-    """Launch `blocks` programs of a kernel per head and sequence.
-
-    `strides` are the tensors' row strides.
-    """
+    """Launch `blocks` programs per head and sequence. `strides` are the tensors' row strides."""
     num_rows, num_heads, head_size = saved.q.shape
     program[(blocks, num_heads, len(saved.cu_queries) - 1)](
         *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, *constants),

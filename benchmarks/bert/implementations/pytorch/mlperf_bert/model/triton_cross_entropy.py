@@ -1,10 +1,10 @@
-"""Cross-entropy on a GPU that reads the logits once per forward pass and once per backward pass.
+"""Cross-entropy kernels for a GPU, which read the logits once in each forward and backward pass.
 
 The backward pass overwrites the logits with their gradient and sums its columns at the same time,
 so that the gradient of the preceding product's bias needs no separate pass. All computation is in
 float32, or in float64 for float64 logits. Only the gradient of the logits is rounded.
 
-Shape letters: P positions, V classes.
+Shapes use the letters P (positions) and V (classes).
 """
 
 import math

@@ -56,7 +56,7 @@ def attention_keep_bits(
     """Compute which attention probabilities a dropout keeps, uint8 [R, N, ceil(max_seqlen / 8)].
 
     See `model.dropout.attention_keep_bits`. Bytes entirely past the end of a row's own sequence are
-    not written. Rows that belong to no sequence are not written either.
+    not written, and neither are rows that belong to no sequence.
     """
     num_rows, num_bytes = len(site.keys.positions), triton.cdiv(max_seqlen, 8)
     bits = _empty_bits(site, num_rows, num_heads, num_bytes)
@@ -238,10 +238,7 @@ def _kept_bytes(
     seed: tl.tensor,
     threshold: tl.constexpr,
 ) -> Any:
-    """Compute keep bits uint8 [rows, bytes] from int32 groups.
-
-    See `model.dropout_keys.kept_bytes`.
-    """
+    """Compute keep bits uint8 [rows, bytes] from int32 groups, as `dropout_keys.kept_bytes`."""
     last = tl.load(step).to(tl.uint32)
     words = tl.philox(seed, group.to(tl.uint32), token, sample, last, ROUNDS)
     kept = tl.zeros_like(words[0])

@@ -1,9 +1,9 @@
 """Casts to FP8 on a GPU that scale, saturate, transpose and find the maximum in one pass.
 
-Shape letters: R rows, C columns.
+Shapes use the letters R (rows) and C (columns).
 
 The results are those of `fp8_cast.reference`. Programs combine their maxima with an atomic maximum,
-so the result does not depend on the order in which they run. Kernels that process tiles end with a
+so the result does not depend on the order of the programs. Kernels that process tiles end with a
 call of `write_fp8`, whose arguments come from `tile_destination(...)`. Kernels that process rows
 call `to_fp8`.
 """
@@ -57,7 +57,7 @@ def empty_fp8(like: Tensor, shape: Sequence[int], target: Target, *, transpose: 
 def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, Tensor]:
     """Join the columns of parts, cast the result to FP8, and sum each column over the rows.
 
-    A single launch does this. Parts that are not adjacent columns of one tensor are concatenated
+    The kernel is launched once. Parts that are not adjacent columns of one tensor are concatenated
     first. See `fp8.cast_with_sums`.
     """
     whole = side_by_side(tuple(parts))
@@ -70,8 +70,8 @@ def cast_with_sums(parts: Sequence[Tensor], target: Target) -> tuple[Fp8Matrix, 
 def cast_part(x: Tensor, result: Fp8Matrix, target: Target, partials: Tensor | None = None) -> None:
     """Cast `x` [R, C] to FP8 and write it to `result`, whose tensors may be views.
 
-    These are a matrix [R, C], and its transpose [C, R or more] or None. If `partials` is given,
-    float32 [row tiles, 1, C], it receives the sums over each tile's rows.
+    The tensors are a matrix [R, C], and its transpose [C, R or more] or None. If `partials` is
+    given, float32 [row tiles, 1, C], it receives the sums over each tile's rows.
     """
     if x.stride(1) != 1:
         x = x.contiguous()
@@ -179,7 +179,7 @@ def to_fp8(
     """Cast float32 `values` to the dtype that `quantized` points to, and record their maximum.
 
     If `looks_first` is set, elements are checked one by one only if a non-finite one exists. This
-    takes fewer instructions and more registers.
+    variant needs fewer instructions but more registers.
     """
     if looks_first:
         largest = tl.reduce(tl.abs(values), None, _larger_or_nan)
@@ -219,8 +219,8 @@ def _store_transposed(
 ) -> None:
     """Write a tile to the transpose, up to its `width`.
 
-    `width` is the number of rows, rounded up to a multiple of 16. The mask uses it instead of the
-    number of rows, so that the compiler knows that stores can be 16 bytes wide.
+    `width` is the number of rows, rounded up to a multiple of 16. The mask uses `width` instead of
+    the number of rows, so that the compiler knows that stores can be 16 bytes wide.
     """
     at = column[:, None] * stride + row[None, :]
     mask = (column < num_columns)[:, None] & (row < width)[None, :]

@@ -3,9 +3,9 @@
 The forward pass saves only the product, and the backward pass recomputes the GELU from it. In FP8
 nothing is written in 16 bits, because the next operation is always an FP8 product. A kernel then
 moves 4 bytes per element in the forward pass and 6 in the backward pass. With a separate cast, it
-would be 8 and 10 bytes.
+would move 8 and 10 bytes.
 
-Shape letters: R rows, F feed-forward width.
+Shapes use the letters R (rows) and F (feed-forward width).
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
 def bias_gelu_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the gradients of the product [R, F] and of the bias [F] of `bias_gelu`.
 
-    `gradient` is that of the output, contiguous [R, F].
+    `gradient` [R, F] is the contiguous gradient of the output.
     """
     rows, columns = product.shape
     column_blocks = triton.cdiv(columns, BLOCK_COLUMNS)
@@ -83,7 +83,7 @@ def bias_gelu_fp8_backward(
 ) -> tuple[Fp8Matrix, Tensor]:
     """Compute the gradients of the product [R, F], in FP8 with a transpose, and of the bias [F].
 
-    `gradient` is that of GELU(product + bias), contiguous [R, F].
+    `gradient` [R, F] is the contiguous gradient of GELU(product + bias).
     """
     rows, columns = product.shape
     result = empty_fp8(product, product.shape, target, transpose=True)
@@ -105,7 +105,7 @@ def gated(product: Tensor) -> Tensor:
 def gated_backward(gradient: Tensor, product: Tensor) -> Tensor:
     """Compute the gradient of the product [R, 2 F] of `gated`.
 
-    `gradient` is that of the output, contiguous [R, F].
+    `gradient` [R, F] is the contiguous gradient of the output.
     """
     grad_product = torch.empty_like(product)
     _launch_gated(gradient, product, grad_product)
@@ -277,7 +277,7 @@ def _gated_fp8(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ) -> None:
-    """Compute the same as `_gated` and cast it to FP8. The values are zero past the edges."""
+    """Compute the result of `_gated` in FP8. The values past the edges are zero."""
     gradient, product = tensors
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
     column = tl.program_id(1).to(tl.int64) * tile_columns + tl.arange(0, tile_columns)
@@ -319,7 +319,7 @@ def _gelu_slope(values: tl.tensor) -> Any:
 def _normal_tail(sizes: tl.tensor) -> Any:
     """Compute Phi(-z), the fraction of a standard normal distribution below -z, for z >= 0.
 
-    In float32 this is two to the power of a polynomial that was fitted to log2 Phi(-z). The
+    In float32 the result is two to the power of a polynomial that was fitted to log2 Phi(-z). The
     absolute error of Phi is at most 8e-7. The relative error is at most 0.4% for z from 0 to 4,
     which is as large as the error of rounding to bf16. (`triton_jobs.py` checks the GELU's errors.)
     An erf would take four times as many instructions, and the kernel would then be limited by

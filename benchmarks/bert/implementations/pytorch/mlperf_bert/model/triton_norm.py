@@ -4,13 +4,13 @@
 sum of three embeddings, LayerNorm and dropout, and also supports a single table without biases.
 Their backward passes recompute the input of the LayerNorm from its parts. Saving that input would
 move as many bytes, because one write and one read would replace the second reads of product and
-residual. It would also round the input to 16 bits. Both ways need the same memory, because the
+residual. Saving it would also round it to 16 bits. Both ways need the same memory, because the
 product is saved instead. Statistics are float32, or float64 for float64 tensors.
 
 `sum_norm` is the pre-norm counterpart of `residual_norm`, without biases. Its sum is a result too,
 so the backward pass reads that sum, and the product is not saved.
 
-Shape letters: R rows, T tokens, D hidden size.
+Shapes use the letters R (rows), T (tokens) and D (hidden size).
 """
 
 from collections.abc import Sequence
@@ -180,8 +180,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Launch the kernel `_norm_backward`, and return gradients as `residual_norm_backward` does.
 
-    `inputs` are the kernel's inputs. `dtypes` are the dtypes of the gradients that it sums over
-    rows.
+    `inputs` are the kernel's inputs. `dtypes` are the dtypes of the gradients that the kernel sums
+    over rows.
     """
     residual, statistics, keep = inputs[5], inputs[7], inputs[8]
     assert residual is not None and statistics is not None
@@ -457,7 +457,7 @@ def _sum_of_row(
     dtype: tl.constexpr,
     groups: tl.constexpr,
 ) -> Any:
-    """Add the residual, and if they are given, the product and biases with dropout."""
+    """Return a row's residual plus, if given, its product and biases with dropout."""
     if product is None:
         total = load_channels(residual + row * size, channels, size, dtype)
     else:

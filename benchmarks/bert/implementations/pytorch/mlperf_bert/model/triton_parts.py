@@ -3,12 +3,13 @@
 In the kernels of the fused blocks, a row of channels is a [groups, 8] tensor, so that each group
 has one byte of keep bits. Rows are summed in a fixed order.
 
-The parts for attention handle tiles of a sequence's rows, rotations, windows and keep bits. The
-shape letters are R queries, N heads, H head size. A span describes the rows of a program's sequence
-by the number of the first row and their count. An offset counts rows from the first row of a span.
-A program's second program ID is its head, and its third is its sequence. The argument `turns`
-describes the rotation of rows. It contains the rows' positions (None if they equal the offsets) and
-the tables of cosines and sines (None if rows are not rotated).
+The parts for attention handle tiles of a sequence's rows, rotations, windows and keep bits. Their
+shapes use the letters R (queries), N (heads) and H (head size). A span describes the rows of a
+program's sequence by the number of the first row and their count. An offset counts rows from the
+first row of a span. A program's second program ID is the number of its head, and its third is the
+number of its sequence. The argument `turns` describes the rotation of rows. It contains the rows'
+positions (None if they equal the offsets) and the tables of cosines and sines (None if rows are not
+rotated).
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def kernel(function: Callable[..., None]) -> Any:
 
 
 def computed_in(*tensors: Tensor) -> Any:
-    """Return the dtype in which kernels compute, as Triton's constant.
+    """Return the Triton dtype in which kernels compute with `tensors`.
 
     It is float64 if any of the tensors is float64, and float32 otherwise.
     """
@@ -74,8 +75,9 @@ def num_warps(groups: int) -> int:
 def num_programs(rows: int) -> int:
     """Return the number of programs among which a sum over rows is split.
 
-    It is at most MOST_PROGRAMS on every GPU, so that the order of the sums does not depend on the
-    GPU. Each program has at least four rows, because with fewer it would write more than it reads.
+    The number is at most MOST_PROGRAMS on every GPU, so that the order of the sums does not depend
+    on the GPU. Each program has at least four rows, because with fewer it would write more than it
+    reads.
     """
     return min(-(-rows // 4), MOST_PROGRAMS)
 
@@ -83,7 +85,7 @@ def num_programs(rows: int) -> int:
 def num_row_blocks(rows: int, block_rows: int, most: int) -> int:
     """Return the number of programs among which blocks of `block_rows` rows are split.
 
-    It is at most `most`, and each program has four blocks or more.
+    The number is at most `most`, and each program has four blocks or more.
     """
     return min(-(-rows // (4 * block_rows)), max(most, 1))
 
@@ -196,7 +198,7 @@ def store_tile(
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> None:
-    """Write a tile of `x` [.., N, H] at the offset `first` of the span `rows`."""
+    """Write the `values` of a tile of `x` [.., N, H] at the offset `first` of the span `rows`."""
     at, is_real = _tile_addresses(x, stride, rows, first, size, head_size, head_size)
     tl.store(at, values.to(x.dtype.element_ty), mask=is_real)
 
@@ -232,7 +234,7 @@ def store_rotated(
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> None:
-    """Rotate the gradient of rotated rows back, and store it like `store_tile`."""
+    """Rotate the gradients of rotated rows back, and store them like `store_tile`."""
     if turns[1] is None:
         store_tile(x, stride, rows, first, values, size, head_size)
     else:
@@ -268,7 +270,7 @@ def _turns(
 def positions_of(positions: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr) -> Any:
     """Return the positions int32 [size] of a tile at the offset `first` of a span.
 
-    Also return the first and the last of these positions.
+    Also returns the first and the last of these positions.
     """
     offset = tl.arange(0, size)
     last = tl.minimum(first + size, rows[1]) - 1
