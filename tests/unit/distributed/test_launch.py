@@ -134,7 +134,7 @@ def test_a_group_is_joined_over_the_interface_to_rank_zero(of_the_user, chosen, 
 def test_torchrun_may_not_restart_ranks_by_itself():
     environ = {"TORCHELASTIC_MAX_RESTARTS": "1"}
     for rank in (RankInfo(1, 2, 1, 2, 0, "torchrun"), RankInfo(0, 1, 0, 1, 0, "torchrun")):
-        with pytest.raises(ConfigError, match="RESTARTS: the value is '1'.*--resume auto"):
+        with pytest.raises(ConfigError, match=r"RESTARTS: the value is '1'.*--resume auto"):
             launch.init_process_group(rank, torch.device("cpu"), environ=environ)
 
 
@@ -242,8 +242,8 @@ def test_the_store_listens_on_its_address_alone(address):
     [
         ("127.0.0.1", "MASTER_PORT: .* is already in use on 127.0.0.1"),
         ("192.0.2.77", "MASTER_ADDR: 192.0.2.77 is not an address of this host"),
-        ("0.0.0.0", "MASTER_ADDR: 0.0.0.0 is 0.0.0.0 on this host, and other nodes cannot"),
-        ("localhost", r"MASTER_ADDR: localhost is \S+ on this host, and other nodes cannot"),
+        ("0.0.0.0", "MASTER_ADDR: 0.0.0.0 is 0.0.0.0 on this host, an address that other"),
+        ("localhost", r"MASTER_ADDR: localhost is \S+ on this host, an address that other"),
         ("no.such.host.invalid", "MASTER_ADDR: 'no.such.host.invalid' cannot be resolved"),
     ],
 )

@@ -140,7 +140,7 @@ def test_values_travel_as_json(value):
 )
 def test_what_no_rank_sends_is_refused(sent, other_rank):
     other_rank.append(sent)
-    with pytest.raises(LostRanksError, match="rank 1: this rank sent (a message|invalid JSON)"):
+    with pytest.raises(LostRanksError, match=r"rank 1: this rank sent (a message|invalid JSON)"):
         from_all_ranks(ONE_OF_TWO, 1)
 
 

@@ -111,7 +111,7 @@ def combine_norms(norms: Sequence[Tensor]) -> Tensor:
 
 
 def wire_dtype(gradient_dtype: torch.dtype, allreduce_dtype: AllreduceDtype) -> torch.dtype | None:
-    """Return the dtype to which gradients are converted for sending, or None if they are not."""
+    """Return the dtype to which sent gradients are converted, or None if they keep their own."""
     is_converted = allreduce_dtype == "bf16" and gradient_dtype != torch.bfloat16
     return torch.bfloat16 if is_converted else None
 
@@ -156,8 +156,8 @@ class BucketGradients:
 class ClipState:
     """The norm limits of gradients, and the norms that were measured in the current update.
 
-    DistributedDataParallel's communication hook uses it as its state. It is also used without the
-    hook.
+    DistributedDataParallel's communication hook uses this object as its state. The object is also
+    used without the hook.
 
     Args:
         clip: the policy and its constants. If the policy does not clip before the all-reduce,

@@ -84,7 +84,7 @@ def saying_failures(
     whereabouts: Whereabouts,
     patience: timedelta,
 ) -> Iterator[None]:
-    """Extend errors as `naming_failures` does, and print each of them at once in one line.
+    """Add the rank to errors as `naming_failures` does, and print each error in one line at once.
 
     The line must not wait until the outer contexts have exited, because that may take seconds, and
     a launcher may kill the process meanwhile. The traceback of a bug is printed when the process

@@ -476,7 +476,9 @@ def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
         if numeric.is_unspecified or (
             spans_nodes and numeric.is_loopback and address != str(numeric)
         ):
-            problem = f"{address} is {numeric} on this host, and other nodes cannot reach it"
+            problem = (
+                f"{address} is {numeric} on this host, an address that other nodes cannot reach"
+            )
             continue
         try:
             return socket.create_server(socket_address, family=family, backlog=_BACKLOG)
@@ -567,7 +569,7 @@ def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
             raise ConfigError(_TASKS, problem, "start the ranks with srun, which sets this list")
         sizes += [int(match[1])] * int(match[2] or 1)
     if node >= len(sizes):
-        problem = f"{environ[_TASKS]!r} contains no number of tasks for node {node}"
+        problem = f"the list {environ[_TASKS]!r} has no entry for node {node}"
         raise ConfigError(_TASKS, problem, "check SLURM_NODEID")
     return RankInfo(rank, world_size, local_rank, sizes[node], node, "slurm")
 

@@ -127,7 +127,7 @@ def _begin() -> "MPI.Comm":
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         problem = f"mpi4py found no MPI library ({error})"
-        raise ConfigError(_SETTING, problem, "install one, such as MPICH or Open MPI") from None
+        raise ConfigError(_SETTING, problem, "install MPICH, Open MPI or another MPI") from None
     # Two threads of a trainer call MPI in turn. The main thread calls it before the loader's thread
     # starts and after it has ended.
     if MPI.Init_thread(MPI.THREAD_SERIALIZED) < MPI.THREAD_SERIALIZED:

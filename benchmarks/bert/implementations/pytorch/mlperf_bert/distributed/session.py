@@ -1,4 +1,4 @@
-"""Functions with which a process joins the ranks, exchanges values and leaves in an orderly way.
+"""Functions with which a process joins the group of ranks, exchanges values, and leaves the group.
 
 Before training, an all-reduce of known numbers checks that the network and the devices produce
 exact sums. The command `network-test` runs the same check with more bytes, and also measures the
@@ -117,7 +117,7 @@ def from_all_ranks(info: RankInfo, value: Plain) -> list[Plain]:
 
 
 def from_rank_zero(info: RankInfo, value: Plain) -> Plain:
-    """Send rank 0's value to every rank, and return that value.
+    """Broadcast rank 0's value to every rank, and return that value.
 
     The limits and errors are those of `from_all_ranks`. All ranks must call this function.
     """
@@ -196,7 +196,7 @@ def _decode(rank: int, text: Tensor) -> Any:
 
 
 def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYTES) -> float:
-    """Check the sums of an all-reduce of known numbers, and return its seconds on this rank.
+    """Check an all-reduce of known numbers, and return the seconds that it took on this rank.
 
     A broken GPU, cable or network card may compute wrong sums without an error, and no other check
     would notice that. Rank r contributes the numbers 1 to 251 over and over, each multiplied by 1 +
@@ -314,10 +314,10 @@ def _leave() -> None:
 
     DistributedDataParallel refers to the group and is part of a reference cycle. If Python collects
     this cycle after the process has left the group, Python ends gloo's threads while it holds the
-    GIL. A thread that still has to free one of our hooks needs the GIL, so both threads wait
-    forever. That happened in 1 of 40 tries with torch 2.13. If the process does not leave the group
-    at all, the threads may abort the process when the interpreter exits. That happened in 3 of 6
-    evaluations on two ranks.
+    GIL. A thread that still has to free one of our hooks needs the GIL, so Python and this thread
+    wait forever. That happened in 1 of 40 tries with torch 2.13. If the process does not leave the
+    group at all, the threads may abort the process when the interpreter exits. That happened in 3
+    of 6 evaluations on two ranks.
     """
     error = sys.exception()
     while error is not None:

@@ -74,7 +74,7 @@ class Chunks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queries:
-    """The R rows among a batch's T tokens that attend, in the order of the sequences."""
+    """The R rows of a batch's T tokens that act as queries, in the order of the sequences."""
 
     rows: Tensor  # int64 [R], ascending
     cu_seqlens: Tensor  # int32 [B + 1]: cu_seqlens[i] .. cu_seqlens[i + 1] belong to sequence i
@@ -114,12 +114,12 @@ class Rotary:
 
 
 class AttentionLayout:
-    """Sequence bounds of one batch, and the indices that attention policies need.
+    """The sequence bounds of one batch, and the indices that attention policies need.
 
     The indices are computed at first use and then cached. `queries` are the rows that attend, or
-    None if all tokens do. A query attends to the tokens of its sequence that are at most `reach`
-    positions away, or to all of them if `reach` is None. If `rotary` is set, queries and keys are
-    rotated first.
+    None if all tokens attend. A query attends to the tokens of its sequence that are at most
+    `reach` positions away, or to all tokens of its sequence if `reach` is None. If `rotary` is set,
+    queries and keys are rotated first.
 
     Args:
         lengths: the number of tokens of each of the B sequences, on the host. Zeros at the end are

@@ -61,7 +61,7 @@ def make_site(probability: float, stream: int, keys: DropoutKeys | None) -> Drop
 
 
 def threshold_of(probability: float) -> int:
-    """Return how many of the 65,536 values of a 16-bit random number drop its element."""
+    """Return how many of the 65,536 values of a 16-bit random number cause a drop."""
     return min(round(probability * NUM_VALUES), NUM_VALUES - 1)
 
 

@@ -92,7 +92,7 @@ class Fp8Scales:
         return self._get(self._number_of[linear])
 
     def behind(self, linear: nn.Linear) -> ProductScales | None:
-        """Return the scales of the product after that of `linear`, or None after the last one."""
+        """Return the scales of the next product after that of `linear`, or None if none follows."""
         number = self._number_of[linear] + 1
         return self._get(number) if number < self.state.shape[1] else None
 

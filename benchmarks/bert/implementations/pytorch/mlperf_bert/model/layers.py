@@ -204,7 +204,7 @@ class Encoder(nn.Module):
 
         `hidden` [T, D] are the embeddings. If `queries` is given, the caller uses no other outputs.
         The last layer then computes keys and values for all rows, because queries attend to all
-        rows, and computes everything else only for the queries. The results of the queries do not
+        rows, and computes everything else only for the queries. The results for the queries do not
         change. Computing attention for all rows would take 1.08 times as long. (Forward and
         backward passes of 4 layers of hidden size 256 were measured on one core. The input was 16
         sequences of published lengths, and the result is a median of 12 rounds.)

@@ -183,7 +183,7 @@ class LayerLayouts:
 
 
 class ModernBody(nn.Module):
-    """ModernBERT without its head, which leaves the embeddings, the layers and the final norm."""
+    """ModernBERT's embeddings, layers and final norm, without its head."""
 
     def __init__(self, config: ModelSection, attend: AttentionPolicy, blocks: Blocks) -> None:
         super().__init__()

@@ -238,7 +238,7 @@ def _kept_bytes(
     seed: tl.tensor,
     threshold: tl.constexpr,
 ) -> Any:
-    """Compute keep bits uint8 [rows, bytes] from int32 groups, as `dropout_keys.kept_bytes`."""
+    """Compute keep bits uint8 [rows, bytes] from int32 groups, like `dropout_keys.kept_bytes`."""
     last = tl.load(step).to(tl.uint32)
     words = tl.philox(seed, group.to(tl.uint32), token, sample, last, ROUNDS)
     kept = tl.zeros_like(words[0])
