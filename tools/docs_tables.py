@@ -41,14 +41,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--check", action="store_true", help="print what differs instead of writing it"
+        "--check", action="store_true", help="print the differences instead of writing files"
     )
     parser.add_argument(
         "--root",
         type=Path,
         metavar="DIR",
         default=Path(__file__).parents[1],
-        help="root of the repository (default: the repository with this file)",
+        help="root of the repository (default: that of this script)",
     )
     options = parser.parse_args()
     root: Path = options.root.resolve()
@@ -85,7 +85,7 @@ def with_new_tables(path: Path, root: Path) -> tuple[str, list[str]]:
                 raise DataError(where, f"no line `{END}` follows", "add it below the table")
             last = position + rest.index(END)
             if any(OPENING.fullmatch(line) for line in rest[: last - position]):
-                raise DataError(where, f"no `{END}` before the next table", "add it below this one")
+                raise DataError(where, f"no `{END}` before the next table", "add it in between")
             table, problem = run(found[1], root)
             if problem:
                 raise DataError(where, f"{found[1]}: {problem}", "fix the command or its log")

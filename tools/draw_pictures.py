@@ -78,7 +78,7 @@ POLICIES = {
 
 
 def policies() -> None:
-    """Write one picture for each way in which policies assign sequences to ranks."""
+    """Draw a picture of each distinct way in which policies assign sequences to ranks."""
     lengths = wikipedia_lengths().draw_evenly(RANKS * LOCAL_BATCH_SIZE, SEED)
     for name, (title, balance) in POLICIES.items():
         picture = draw_policy(lengths, title, balance)

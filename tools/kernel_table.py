@@ -399,12 +399,12 @@ def main() -> None:
         type=int,
         default=90,
         choices=sorted(SHARED_BYTES),
-        help="compute capability to compile for, times 10 (default: 90)",
+        help="compute capability to compile for, times 10, so 90 means 9.0 (default: 90)",
     )
     parser.add_argument(
-        "--only", default="", metavar="REGEX", help="compile only kernels whose name matches REGEX"
+        "--only", default="", metavar="REGEX", help="compile only cases whose name matches REGEX"
     )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="write the machine code to DIR")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the compiled code in DIR")
     args = parser.parse_args()
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:

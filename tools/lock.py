@@ -6,8 +6,8 @@
 `hashed.txt` has each package's version and the digests of its files, for every Python and system.
 `pinned.txt` has only the versions of torch, Triton and CUDA's libraries, because package indexes
 offer their own builds of them. `select` writes both files into OUT, with the requirements of
-pyproject.toml and of the given extras. From `pinned.txt` it selects only packages that those
-requirements name, because a CPU build of torch needs none of the other packages. `--torch cpu`
+pyproject.toml and of the given extras. From `pinned.txt` it selects only packages that are
+required directly, because a CPU build of torch needs none of the other packages. `--torch cpu`
 selects the CPU build of torch. This script runs before anything is installed, so it imports only
 the standard library.
 """
@@ -40,8 +40,8 @@ def canonical(requirement: str) -> str:
 def read(text: str) -> dict[str, list[str]]:
     """Return the lines of a requirements file, grouped by package name.
 
-    The lines of a package are its requirement, its digests, and comments that name the packages
-    that need it.
+    The lines of a package are its requirement, its digests, and comments with the names of the
+    packages that need it.
     """
     blocks: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -77,8 +77,8 @@ def select(
         lock: the directory with both files of the lock.
         pyproject: the file with the requirements.
         extras: names of the project's extras to include.
-        present: names of installed packages. Neither they nor packages that only they need are
-            selected. Packages that build the project are selected in any case.
+        present: names of installed packages. These packages, and those that only they need, are
+            not selected. Packages that build the project are selected in any case.
 
     Raises:
         ValueError: the lock lacks a package, or pyproject.toml lacks an extra.
@@ -119,19 +119,19 @@ def split(text: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the command. After a user's mistake, print one line and exit with status 2."""
+    """Run the command, or report a user's mistake in one line and exit with status 2."""
     parser = argparse.ArgumentParser(description="Select lines of the lock, or rewrite the lock.")
     commands = parser.add_subparsers(dest="command", required=True)
     selecting = commands.add_parser("select", help="write the requirements of an installation")
-    selecting.add_argument("out", type=Path, help="directory to write both files into")
-    text = "extra of pyproject.toml to include; may be repeated"
+    selecting.add_argument("out", type=Path, help="directory for hashed.txt and pinned.txt")
+    text = "extra of pyproject.toml to include, can be repeated"
     selecting.add_argument("--extra", action="append", default=[], metavar="NAME", help=text)
-    text = "select only packages that this Python does not have"
+    text = "select only packages that are not installed in this Python"
     selecting.add_argument("--lacking", action="store_true", help=text)
-    text = "build of torch to ask for, as the package index names it, such as cpu"
+    text = "build of torch to install, such as cpu, which is added to the version of torch"
     selecting.add_argument("--torch", metavar="BUILD", help=text)
-    splitting = commands.add_parser("split", help="write requirements/ from a file of uv")
-    splitting.add_argument("file", type=Path, help="output of uv pip compile")
+    splitting = commands.add_parser("split", help="write requirements/ from the output of uv")
+    splitting.add_argument("file", type=Path, help="file with the output of uv pip compile")
     arguments = parser.parse_args()
     if arguments.command == "split":
         _write(ROOT / "requirements", split(arguments.file.read_text("utf-8")))
@@ -169,7 +169,7 @@ def _with_all_needed(
 def _dependents(lines: list[str]) -> set[str]:
     """Return the names of the packages that need a package.
 
-    uv names them in the comments among the package's `lines`.
+    uv writes these names in comments, which are among the `lines` of the needed package.
     """
     comments = (re.fullmatch(r"\s+#\s+(?:via\s*)?(\S*).*", line) for line in lines)
     return {canonical(each[1]) for each in comments if each is not None and each[1]}

@@ -1,4 +1,4 @@
-"""Mutation test: measure how many of N random faults in the program the tests find.
+"""Measure how many of N random faults in the program the tests find (mutation testing).
 
     python tools/mutate.py [--count N] [--seed HEX] [--journal FILE] [--jobs N] [--root DIR]
 
@@ -77,11 +77,11 @@ Outcome = Literal["passed", "failed", "out of time"]
 
 
 class Stopped(Exception):  # noqa: N818, not an error
-    """Raised in a worker because the run was asked to stop."""
+    """The request to a worker to stop, because the whole run stops."""
 
 
 class HarnessError(Exception):
-    """Raised if the tests cannot run on the unchanged tree, so that no result would be valid."""
+    """The tests cannot run on the unchanged tree, so no result would be valid."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Copy:
         self._running: tuple[subprocess.Popen[bytes], Path] | None = None
 
     def check(self) -> None:
-        """Run the shortest test file without a fault. Raises HarnessError if the file fails."""
+        """Run the shortest test file without a fault. Raises HarnessError if a test fails."""
         tests = [
             path for each in PACKAGES.values() for path in (self.root / each).rglob("test_*.py")
         ]
@@ -261,7 +261,7 @@ class Copy:
         test = str(shortest.relative_to(self.root))
         outcome, failed = self._run([test], 2 * TEST_SECONDS)
         if outcome != "passed":
-            problem = f"{failed or test} {outcome} on the unchanged tree"
+            problem = f"the outcome of {failed or test} on the unchanged tree is {outcome!r}"
             raise HarnessError(f"{problem}; make the tests pass before you measure them")
 
     def find(self, fault: Fault) -> dict[str, str | None]:
@@ -387,7 +387,7 @@ class Copy:
 
 
 def _reason(output: str) -> str:
-    """Return the last line of pytest's output that names an error, or otherwise its last line."""
+    """Return the last line of pytest's output that reports an error, or otherwise its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"Error\b|ERROR|error:", line)]
     return (errors or lines or ["no output"])[-1]
@@ -422,12 +422,12 @@ def main() -> int:
         "--count", type=_positive, default=150, help="number of faults to try (default: 150)"
     )
     parser.add_argument(
-        "--seed", help="seed for drawing faults (default: the first digits of the tree's hash)"
+        "--seed", help="seed for drawing faults (default: 8 digits of the tree's hash)"
     )
     parser.add_argument(
         "--journal",
         type=Path,
-        help="file for the results, from which a stopped run resumes "
+        help="file for the results, which a stopped run needs to resume "
         "(default: .cache/mutants-SEED.jsonl)",
     )
     parser.add_argument(
@@ -440,7 +440,7 @@ def main() -> int:
         "--root",
         type=Path,
         default=Path(__file__).parents[1],
-        help="root of the git repository to test (default: the one of this file)",
+        help="root of the git repository to test (default: that of this script)",
     )
     options = parser.parse_args()
     root: Path = options.root.resolve()
@@ -551,14 +551,14 @@ def print_score(faults: Sequence[Fault], records: dict[str, dict[str, object]]) 
     interval = binomtest(num_found, len(faults)).proportion_ci(method="wilson")
     print(
         f"The tests found {num_found} of {len(faults)} faults "
-        f"(95% interval: {interval.low:.0%} to {interval.high:.0%}), "
-        f"{among.count('folder')} of them with the tests of the fault's folder."
+        f"(95% interval: {interval.low:.0%} to {interval.high:.0%}). "
+        f"The tests of the fault's own folder found {among.count('folder')} of them."
     )
     print(f"{100 * num_found / len(faults):.1f}")
 
 
 def _read(journal: Path) -> dict[str, dict[str, object]]:
-    """Read a journal's records by the key of the fault. Ignores an incomplete last line."""
+    """Return a journal's records by the key of the fault, without an incomplete last line."""
     lines = journal.read_bytes().splitlines(keepends=True)
     records = [json.loads(line) for line in lines if line.endswith(b"\n")]
     return {record["key"]: record for record in records}

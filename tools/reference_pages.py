@@ -1,4 +1,4 @@
-"""Print the generated parts of docs/reference: `python tools/reference_pages.py PART`.
+"""Print a generated part of docs/reference with `python tools/reference_pages.py PART`.
 
 PART is `settings` for the settings of a config, or `commands` for the commands and their options.
 tools/docs_tables.py runs this script and inserts the output into the pages.
@@ -19,7 +19,7 @@ OWN_TEXT = ("prepare", "--corpus")  # a source of `prepare` that has options of 
 
 
 def main() -> int:
-    """Print the part of the reference that the command line names, as Markdown."""
+    """Print the part of the reference that the command line selects, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("settings", "commands"), help="what to print")
     make = settings if parser.parse_args().part == "settings" else commands
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def settings() -> Iterator[str]:
-    """Yield the lines of the settings page: a heading and a table for each config section."""
+    """Yield the lines of the settings page, with a heading and a table per config section."""
     changed = _changed_by()
     for section, kind in sections().items():
         yield f"## [{section}]"
@@ -71,7 +71,7 @@ def _named(configs: list[str], setting: Setting) -> str:
 def commands() -> Iterator[str]:
     """Yield the lines of the commands page.
 
-    They describe every command with its description, usage, options and examples.
+    The page contains the description, usage, options and examples of every command.
     """
     for name in COMMANDS:
         yield from _command(name, _choices(make_parser([name]))[name])
@@ -139,7 +139,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _spelled(action: argparse.Action) -> str:
-    """Return how to type an argument: its option names, if any, and its value."""
+    """Return an argument as it is typed, with its option names, if any, and its value."""
     value = action.metavar
     if action.choices is not None:
         value = f"{{{','.join(map(str, action.choices))}}}"

@@ -46,7 +46,7 @@ class Part:
 
     `limit` is the time limit and `seconds` the duration, both in seconds. `status` is the exit
     status, or None if the part did not start or has not ended. `result` is the JSON object that the
-    part printed, or empty.
+    part printed, or is empty.
     """
 
     name: str
@@ -72,14 +72,14 @@ class Part:
 
     @property
     def reason(self) -> str:
-        """Last line of the log that names an error, or otherwise the last line of the log."""
+        """Last line of the log that reports an error, or otherwise the last line of the log."""
         lines = [line for line in self.log if line.strip()]
         errors = [line for line in lines if ERROR.match(line)]
         return (errors or lines or [""])[-1][:MOST_OF_A_LINE]
 
 
 def main() -> int:
-    """Print the summary of the directory that the first command-line argument names."""
+    """Print a summary of the results in the directory given on the command line."""
     out = Path(sys.argv[1])
     parts = read_parts(out)
     sections: tuple[tuple[str, Callable[[], str]], ...] = (
@@ -99,7 +99,7 @@ def main() -> int:
         except Exception as error:  # so that one odd result does not prevent the other sections
             text = f"This section cannot be written: {error!r}"
         if len(text) > left:
-            text = f"{text[:left]}\n(truncated here; the archive has everything)"
+            text = f"{text[:left]}\n(truncated here, complete in the archive)"
         left -= min(left, len(text))
         if text:
             print(f"## {title}\n\n{text}\n")
@@ -108,7 +108,7 @@ def main() -> int:
 
 
 def read_parts(out: Path) -> dict[str, Part]:
-    """Read all parts of the plan. Returns them by name, in the order of the plan."""
+    """Read all parts of the plan, and return them by name in the order of the plan."""
     ends = dict(line.split("\t", 1) for line in _text(out / "parts.tsv").splitlines())
     parts = {}
     for line in _text(out / "plan.tsv").splitlines():
@@ -171,9 +171,9 @@ def _goals(parts: dict[str, Part], machine: str) -> str:
 
 
 def _verdict(value: float | None, bound: float) -> str:
-    """Return whether a measured value reaches its lower bound, in words.
+    """Return "met" or "missed" and the measured value, which should be at least `bound`.
 
-    If the value is None, the words are "not measured".
+    If the value is None, returns "not measured".
     """
     if value is None:
         return "not measured"
@@ -207,7 +207,7 @@ def _tests(out: Path) -> str:
 def _training(parts: dict[str, Part]) -> str:
     """Return a table with the speed and the memory of each `bench train`.
 
-    It also has the ratio of each speed to that of the training step with which it is compared.
+    The table also has the ratio of each speed to that of the training step it is compared with.
     """
     rows = []
     for part in parts.values():
@@ -252,9 +252,9 @@ def _compared(parts: dict[str, Part]) -> str:
 
 
 def _learning(out: Path) -> str:
-    """Return a comparison of losses between training runs.
+    """Return a comparison of losses between training runs, as Markdown.
 
-    It compares the run in bf16 with that in FP8, and an uninterrupted run with a resumed one.
+    The run in bf16 is compared with that in FP8, and an uninterrupted run with a resumed one.
     """
     bf16, fp8 = (_losses(out / f"text_{each}" / "run_0") for each in ("bf16", "fp8"))
     lines = []

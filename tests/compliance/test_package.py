@@ -62,7 +62,7 @@ def accepted(request, repository, tmp_path_factory):
     status, output = call(results, "--root", repository, "--out", out, *words)
     assert status == 0, output
     said = output.splitlines()
-    assert said[-1] == f"accepted under {request.param}: FOUND NO ERRORS, SUCCESS; {out}"
+    assert said[-1] == f"accepted under the rulesets {request.param}, and written to {out}"
     return out, said
 
 
@@ -101,7 +101,7 @@ def test_a_log_that_olympic_scoring_would_swallow_is_refused(root, tmp_path):
     assert "accepting this under olympic scoring" in output
     words = "Required AT_LEAST_ONE occurrence of 'cache_clear' but found 0"
     log = f"results/{OPEN}/bert/result_3.txt"
-    assert f"{log}: compliance_checker of 5.0.0 reports: {words}; fix it, then check" in output
+    assert f"{log}: compliance_checker of 5.0.0 reports: {words}; fix it, and check" in output
 
 
 def test_a_refusal_leaves_nothing_behind(root, tmp_path):
@@ -110,7 +110,7 @@ def test_a_refusal_leaves_nothing_behind(root, tmp_path):
     status, output = call(root / "results", "--root", root, "--out", out)
     assert status == 1
     assert output.splitlines()[1].startswith(f"results/{OPEN}/bert/.DS_Store: has a name")
-    assert output.splitlines()[2].startswith(f"refused, {out} was not written: 1 problem")
+    assert output.splitlines()[2].startswith(f"refused because of 1 problem, so {out} was")
     assert list(out.parent.iterdir()) == []
 
 
@@ -131,25 +131,25 @@ def test_mistakes_have_status_2(root, tmp_path, monkeypatch, capsys):
     results, new = root / "results", ("--out", tmp_path / "new")
     runs = log_of(root, 0).parent
     mistakes = [
-        ((results, "--root", tmp_path, *new), "no such directory; pass RESULTS, and --root"),
+        ((results, "--root", tmp_path, *new), "no such directory; pass the results, and use"),
         ((root / "no", "--root", root, *new), "no such directory; pass the LOGDIR of your ten"),
         (("--root", root, *new), "RESULTS: is missing; pass the LOGDIR of your ten runs"),
         (
             (root, "--root", root, *new),
-            "has neither result_<i>.txt nor <system>/bert/result_<i>.txt; pass",
+            "contains neither result_<i>.txt nor <system>/bert/result_<i>.txt; pass",
         ),
         ((results, "--root", root, "--out", root), "exists; pass a new directory"),
         ((results, "--root", root, "--out", results / "new"), "is inside .*results; pass"),
-        ((runs, "--root", root, *new), f"--system: is missing.*, one of {OPEN}"),
+        ((runs, "--root", root, *new), f"--system: is missing.* is one of {OPEN}"),
         ((runs, "--root", root, "--system", OPEN[:-1], *new), f"did you mean {OPEN}"),
-        ((results, "--root", root, "--system", OPEN, *new), "--system: is only for a run"),
+        ((results, "--root", root, "--system", OPEN, *new), "--system: needs a run directory"),
     ]
     for arguments, reason in mistakes:
         status, _ = call(*arguments)
         assert (status, re.search(reason, capsys.readouterr().err) is not None) == (2, True)
     assert not (tmp_path / "new").exists() and not (root / "results" / "new").exists()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"is not installed; run in the checkout: tools/venv\.sh"):
+    with pytest.raises(ConfigError, match=r"is not installed; run tools/venv\.sh in the repo"):
         make_package(root, root / "results", tmp_path / "tree", ("5.0.0",))
 
 

@@ -147,7 +147,7 @@ def test_faults_are_found_by_the_folder_and_by_others(tree):
         ),
         (
             {"tests/unit/data/test_shortest.py": SHORTEST_TEST.replace("pass", "1 / 0")},
-            "tests/unit/data/test_shortest.py::test_nothing failed on the unchanged tree; make",
+            "the outcome of tests/unit/data/test_shortest.py::test_nothing on the unchanged tree",
         ),
     ],
     ids=["broken conftest", "a test that fails"],

@@ -1,4 +1,4 @@
-"""The tools around the submission, which are commands of `mlperf_bert`.
+"""Tools for planning, measuring, converting and packaging, which are commands of `mlperf_bert`.
 
-The commands are plan, tune, report, watch, bench, doctor, convert, package and squad, among others.
+Among these commands are plan, tune, report, watch, bench, doctor, convert, package and squad.
 """

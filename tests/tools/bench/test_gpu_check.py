@@ -307,4 +307,4 @@ def test_goals_are_those_of_the_device(tmp_path):
         assert goal in words and ("samples/s, " in words) == ("H100" in str(named))
     many = {f"part_{number}_{'long' * 20}": (0, {}) for number in range(300)}
     words = summary(tmp_path, many)
-    assert len(words) < 11_000 and "(truncated here; the archive has everything)" in words
+    assert len(words) < 11_000 and "(truncated here, complete in the archive)" in words

@@ -14,7 +14,7 @@ HOSTILE = {
     "deep": (b":::MLLOG " + b"[" * 100_000, "line 1: the record cannot be parsed"),
     "digits": (b':::MLLOG {"value": ' + b"9" * 5000 + b"}", "line 1: the record cannot be parsed"),
     "two records": (b":::MLLOG {}:::MLLOG {}", "line 1: the record cannot be parsed"),
-    "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "the record is incomplete"),
+    "no time": (b':::MLLOG {"key": "a", "value": 1, "metadata": {}}', "the record has no valid"),
     "huge": (b" " * (MAX_LOG_BYTES + 1), "is larger than 8,388,608 bytes"),
 }
 

@@ -58,7 +58,7 @@ OTHER_MODELS = (
     ("modern", "global_attn_every_n_layers", 3, "every 3 layers"),
     ("modern", "global_attn_every_n_layers", 0, "must be an integer of at least 1, not 0"),
     ("modern", "local_attention", 0, "must be an integer of at least 1, not 0"),
-    ("modern", "rope_parameters", {"rope_theta": 50.0}, "not a kind of this model's layers"),
+    ("modern", "rope_parameters", {"rope_theta": 50.0}, "no layers of that kind"),
     ("modern", "rope_parameters", {FULL: {"rope_type": "yarn", "factor": 4.0}}, "not support"),
     ("modern", "rope_parameters", {FULL: {"rope_theta": -1.0}}, "rope_base_global"),
     ("modern", "rope_scaling", {"factor": 2.0}, "does not support"),
@@ -94,7 +94,7 @@ def a_third_sentence(tensors):
 
 DENSE = "bert.encoder.layer.1.output.dense.weight"
 NORM = "bert.embeddings.LayerNorm"
-NO_PART = "not a tensor of the"
+NO_PART = "this tensor is not part of"
 WRONG_TENSORS = {
     "plain": {
         "untied": (
@@ -107,7 +107,7 @@ WRONG_TENSORS = {
         "a third sentence": (a_third_sentence, "cls.seq_relationship.weight is missing"),
         "two spellings": (
             with_one(f"{NORM}.gamma", lambda t: t[f"{NORM}.weight"] + 1),
-            f"has two tensors for {NORM}.weight",
+            f"contains two tensors for {NORM}.weight",
         ),
         "halved": (with_one(DENSE, lambda t: t[DENSE][:16].clone()), "[16, 48]"),
         "without a bias": (without(WORD_BIAS), "missing"),
@@ -139,7 +139,7 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
     shutil.copytree(plain, tmp_path / "bert")
     more = tmp_path / "more.txt"
     more.write_text(words.read_text() + "another\n")
-    assert_refused("its vocabulary 70 tokens", "bert", vocabulary=more)
+    assert_refused("the vocabulary has 70 tokens", "bert", vocabulary=more)
     remedy = f"did you mean {tmp_path / 'bert'}?"
     assert_refused(f"{tmp_path / 'bret'}: no such directory; {remedy}", "bret")
     make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")

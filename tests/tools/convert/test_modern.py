@@ -67,7 +67,7 @@ def test_rows_that_no_token_has_are_dropped(tmp_path, words):
     theirs, ours = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "ours")
     assert all(torch.equal(ours[name], theirs[name][:PADDED]) for name in (WORDS, WORD_BIAS))
     save_theirs(tmp_path / "wide", "ModernBertForMaskedLM", vocab_size=NUM_WORDS + 1025)
-    with pytest.raises(CheckpointError, match="its vocabulary 69 tokens"):
+    with pytest.raises(CheckpointError, match="the vocabulary has 69 tokens"):
         convert(tmp_path / "wide", tmp_path / "none", words)
 
 

@@ -92,19 +92,19 @@ def two_seeds(root):
 
 RESULTS, SYSTEM = f"results/{OPEN}/bert", f"systems/{OPEN}.json"
 BYPASS = write_text(f"{RESULTS}/package_checker_params", "rcp-bypass")
-OTHER_BATCH = r"runs differ in 'global_batch_size' \(448, 512\); make"
+OTHER_BATCH = r"have different values of 'global_batch_size' \(448, 512\); use"
 REFUSED = {
     "nine logs": (
         unlink(f"{RESULTS}/result_9.txt"),
-        r"bert: has 9 logs instead of 10 \(missing: result_9\.txt\); name",
+        r"bert: contains 9 logs instead of 10 \(missing: result_9\.txt\); provide",
     ),
     "eleven logs": (
         lambda root: write_log(log_of(root, 10), "open", 999, 12.0),
-        r"has 11 logs instead of 10 \(not expected: result_10\.txt\); name",
+        r"contains 11 logs instead of 10 \(not expected: result_10\.txt\); provide",
     ),
     "no log": (
         lambda root: shutil.rmtree(root / "results" / OPEN),
-        "results: has no results of a system; put",
+        "results: contains no results of a system; copy",
     ),
     "aborted": (
         change_log("run_stop", metadata={"status": "aborted"}),
@@ -112,28 +112,28 @@ REFUSED = {
     ),
     "no target": (
         change_log("quality_target", value="none"),
-        "had no target .*; set a target and rerun",
+        "had no target .*; set eval.target_accuracy to a number",
     ),
     "no kind": (
         change_log("initial_weights", value=7),
         "initial_weights must be of type str, not 7; rerun it",
     ),
     "resumed": (change_log("resumed", value=True), r"result_3\.txt: the run was resumed"),
-    "no rules": (change_log("rules_enforced", value=False), "enforce_rules = false; set it"),
+    "no rules": (change_log("rules_enforced", value=False), "enforce_rules = false; set"),
     "equal seeds": (
         change_log("seed", value=105),
         r"result_3\.txt, result_5\.txt have the same seed 105; rerun",
     ),
-    "two seeds": (two_seeds, r"result_3\.txt: has 2 records seed instead of one; rerun it"),
+    "two seeds": (two_seeds, r"result_3\.txt: has 2 records of seed instead of one; rerun it"),
     "below target": (
         change_log("eval_accuracy", value=0.71),
-        "last accuracy is 0.71, below the target of",
+        "last accuracy, 0.71, is below the target of",
     ),
     "other batch": (change_log("global_batch_size", value=512), OTHER_BATCH),
     "other benchmark": (change_log("submission_benchmark", value="gnmt"), "benchmark is 'gnmt'"),
     "more nodes": (
         change_log("number_of_nodes", value=2),
-        "used 2 nodes, but systems/.* has 1; move",
+        "used 2 nodes, but systems/.* describes 1; move",
     ),
     "backwards": (
         change_log("run_stop", time_ms=5),
@@ -143,25 +143,25 @@ REFUSED = {
         change_log("eval_accuracy", value="high"),
         "must be a number from 0 to 1, not 'high'",
     ),
-    "older version": (drop_record("resumed"), "has no record resumed, so the run did not end or"),
-    "killed run": (drop_record("run_stop"), "has no record run_stop, so"),
-    "goes on": (goes_on, "has 'cache_clear' after run_stop; rerun it"),
-    "missing field": (describe_with(framework=None), rf"{SYSTEM}: framework is missing; fix it"),
+    "older version": (drop_record("resumed"), "has no record of resumed, so the run did not"),
+    "killed run": (drop_record("run_stop"), "has no record of run_stop, so"),
+    "goes on": (goes_on, "has the record 'cache_clear' after run_stop; rerun it"),
+    "missing field": (describe_with(framework=None), rf"{SYSTEM}: framework is missing; correct"),
     "other division": (
         describe_with(division="closed"),
-        "'open', but 'closed' in systems/.*; correct",
+        "'open', but systems/.* has 'closed'; correct",
     ),
     "idle accelerators": (
         describe_with(accelerators_per_node="16"),
-        "used 8 ranks, but systems/.* has 1 x 16 accelerators",
+        "used 8 ranks, but systems/.* describes 1 x 16 accelerators",
     ),
     "no description": (unlink(SYSTEM), rf"{SYSTEM}: is missing; copy another"),
     "broken description": (write_text(SYSTEM, "{"), rf"^{SYSTEM}: cannot be read \("),
     "dot file": (write_text(f"{RESULTS}/.DS_Store"), r"bert/\.DS_Store: .* a dot; remove it"),
     "dot file in systems": (write_text("systems/.swp"), r"systems/\.swp: has a name that begins"),
     "link": (add_link, r"bert/result_3\.txt: is a symbolic link; remove it"),
-    "a way around": (BYPASS, "package_checker_params: is not a result; move it away"),
-    "no licence": (unlink("LICENSE"), "LICENSE: is missing; add it, because"),
+    "a way around": (BYPASS, "package_checker_params: is not a result; keep only"),
+    "no licence": (unlink("LICENSE"), "LICENSE: is missing; restore this file"),
 }
 
 
@@ -193,9 +193,9 @@ def test_the_closed_division_has_a_target_and_a_checkpoint_of_its_own(root):
     change(log_of(root, 5), "eval_accuracy", value=0.71)
     problems = own_problems(root)
     for wanted in (
-        "result_3.txt: initial_weights is 'random' in the closed division; rerun from",
-        "result_4.txt: the log does not say which weights the run started from",
-        "target is 0.7 and the accuracy 0.71; in the closed division both must be",
+        "result_3.txt: the closed division forbids initial_weights 'random'; rerun from",
+        "result_4.txt: the log does not record which weights the run began with",
+        "target is 0.7, and the accuracy is 0.71; for the closed division, train to",
     ):
         assert sum(wanted in problem for problem in problems) == 1
     assert sum("--init-checkpoint" in problem for problem in problems) == 2

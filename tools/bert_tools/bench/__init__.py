@@ -1,1 +1,1 @@
-"""Benchmarks that users can run on their own machine: `mlperf_bert bench MEASUREMENT`."""
+"""Speed measurements that users run on their own machine with `mlperf_bert bench`."""

@@ -1,7 +1,7 @@
-"""The baselines of `bench transformers`: the training step of the `transformers` library.
+"""The baselines of `bench transformers`, which train a model with the library `transformers`.
 
 The model is BertForPreTraining, or ModernBertForMaskedLM for the modern architecture. BASELINES
-lists the ways to train it that are measured:
+lists the measured ways of training this model:
 
 - The common way pads all sequences to the maximum length and computes logits for all positions.
 - The fast way sorts by length, pads to the longest sequence of a batch, and computes logits for the
@@ -68,7 +68,7 @@ LossOf = Callable[[int], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The batches of all contenders, already on the device so that no step waits for data."""
+    """Batches for all measured models, already on the device so that no step waits for data."""
 
     batches: list[UnpaddedBatch]
     by_length: list[UnpaddedBatch]  # samples of the same lengths, grouped by length
@@ -86,11 +86,11 @@ def import_transformers() -> ModuleType:
 
 
 def make_baseline(ours: nn.Module, config: ModelSection, device: torch.device) -> Any:
-    """Build `transformers`' model of `config` with the weights of `ours`, in training mode.
+    """Build the model of `config` with `transformers`, and give it the weights of our model `ours`.
 
-    The word embedding of the result has config.vocab_size rows, without the padding rows of `ours`.
-    Raises ConfigError if `ours` is a BERT that has only a masked-LM head, because
-    BertForPreTraining has further weights.
+    The result is in training mode. Its word embedding has config.vocab_size rows, without the
+    padding rows of `ours`. Raises ConfigError if `ours` is a BERT without a next-sentence head,
+    because BertForPreTraining has this head.
     """
     if config.architecture == "bert" and config.objective != "mlm_nsp":
         problem = f"must be 'mlm_nsp' to compare with BertForPreTraining, not {config.objective!r}"
@@ -152,7 +152,7 @@ def _modern_baseline(config: ModelSection, sizes: dict[str, int]) -> Any:
 def padded_inputs(
     batch: UnpaddedBatch, padded_length: int, architecture: Architecture = "bert"
 ) -> dict[str, Tensor]:
-    """Return a batch as padded inputs of `transformers`' model, on the batch's device.
+    """Convert a batch to padded inputs of `transformers`' model, on the batch's device.
 
     The inputs are int64 [B, S] tensors with S = padded_length. For BERT, they include the labels of
     next-sentence prediction, int64 [B].
@@ -180,10 +180,7 @@ def padded_inputs(
 
 
 def masked_inputs(batch: UnpaddedBatch, architecture: Architecture = "bert") -> dict[str, Any]:
-    """Return a batch as the inputs of `masked_loss`.
-
-    The batch is padded to the length of its longest sequence.
-    """
+    """Convert a batch to inputs of `masked_loss`, padded to the length of the longest sequence."""
     padded = padded_inputs(batch, batch.max_seqlen, architecture)
     # int64 [T]: the position of each token among the B * S padded ones.
     is_real = padded["attention_mask"].flatten().nonzero()[:, 0]
@@ -215,9 +212,10 @@ def _labels(batch: UnpaddedBatch) -> Tensor:
 
 
 def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
-    """Return a batch as the inputs of `unpadded_loss`, on the batch's device.
+    """Convert a batch to inputs of `unpadded_loss`, on the batch's device.
 
-    Values of tokens are [1, T] tensors. "first" has the positions of the [CLS] tokens, int64 [B].
+    Tensors with one value per token are [1, T]. "first" contains the positions of the [CLS] tokens,
+    int64 [B].
     """
     return {
         "tokens": {
@@ -235,7 +233,7 @@ def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
 
 
 def use_nested_attention(baseline: Any) -> None:
-    """Make `baseline` compute attention with `nested_attention`, within each sequence only."""
+    """Set `baseline` to compute attention with `nested_attention`, within each sequence only."""
     import_transformers().AttentionInterface.register(ATTENTION_NAME, nested_attention)
     baseline.set_attn_implementation(ATTENTION_NAME)
 
@@ -257,8 +255,8 @@ def nested_attention(
     """Compute attention within each sequence of a row that contains several.
 
     The function has the signature that `transformers`' AttentionInterface requires. `cu_seqlens`
-    has the boundaries of the sequences. `query`, `key` and `value` are [1, N, T, H]. Returns the
-    attention output [1, T, N, H], and None instead of attention weights.
+    contains the boundaries of the sequences. `query`, `key` and `value` are [1, N, T, H]. Returns
+    the attention output [1, T, N, H], and None instead of attention weights.
     """
 
     def nest(x: Tensor) -> Tensor:  # [1, N, T, H] -> [B, N, length of each sequence, H]
@@ -304,19 +302,19 @@ def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return an autocast context for training fp32 weights in the given precision.
+    """Return the autocast context in which users of `transformers` usually train fp32 weights.
 
-    Users of `transformers` train in this way. In fp32 the context has no effect.
+    The context computes in bf16. If `precision` is "fp32", it has no effect.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
 
 def baseline_step(baseline: Any, loss_of: LossOf, precision: Precision) -> Contender:
-    """Return a function that makes one update of a baseline, as users of `transformers` write it.
+    """Return a function that updates a baseline once, like typical code for `transformers`.
 
     The function takes the number of a batch. It runs the forward and backward pass, clips the
-    gradients, applies the optimizer, and returns the loss before the update. It frees the gradients
-    even after an error.
+    gradients, updates the weights, and returns the loss before the update. Even after an error, the
+    function frees the gradients.
     """
     optimizer = fused_adamw(baseline, OPTIM)
 
@@ -349,15 +347,15 @@ def prepare_baselines(
     Args:
         make_baseline: returns a new model in training mode.
         data: the batches of all contenders.
-        config: the model. In precisions other than fp32, the baselines run under autocast.
-        device: device of models and data.
+        config: settings of the model. If its precision is not fp32, baselines run under autocast.
+        device: device of the models and the data.
         compiled: what the compiled baselines compile with torch.compile. "no" leaves them out.
-        check: called with a baseline's name and the loss of its first batch without dropout. It
-            raises ConfigError if the loss is that of a different model.
+        check: function that gets a baseline's name, and its loss on the first batch without
+            dropout. It raises ConfigError if the loss differs from that of our model.
         progress: shows which baseline is being prepared.
 
     Returns:
-        The step of each baseline that can run, and the reason for each that cannot, by name.
+        Two dicts by baseline: the steps of those that can run, and why the others cannot run.
     """
     contenders: dict[str, Contender] = {}
     reasons: dict[str, str] = {}
@@ -394,7 +392,7 @@ def _warmed_up(
 ) -> Contender:
     """Check the loss of a baseline, run its training step on every batch, and return the step.
 
-    This is a separate function so that no references to a failed baseline's tensors remain.
+    If the baseline fails, leaving this function drops all references to the baseline's tensors.
     """
     loss_of = loss_function(name, baseline, data, compiled)
     if not name.endswith("compiled"):  # checking in evaluation mode would compile a second time
@@ -459,10 +457,7 @@ def _preferring_cudnn(device: torch.device) -> AbstractContextManager[None]:
 def _reason_left_out(
     name: str, device: torch.device, compiled: Compiled, config: ModelSection
 ) -> str | None:
-    """Return why the baseline `name` cannot or should not run on this device.
-
-    Returns None if it can run.
-    """
+    """Return why the baseline `name` is skipped on this device, or None if it is not skipped."""
     if name == "padding_free":
         return padding_free.why_not(device, config.precision)
     if name == "nested" and config.architecture == "modern":

@@ -38,16 +38,16 @@ _BOUNDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the measurements as sub-commands of `bench`.
 
-    Each measurement is the function `measure` in the module with the name of the sub-command.
+    Each sub-command runs the function `measure` of the module that has the same name.
     """
     parser.description = "Measure training speed on this machine. Nothing is trained or saved."
     commands = parser.add_subparsers(dest="measurement", required=True, metavar="COMMAND")
     transformers = add_command(
         commands,
         "transformers",
-        "compare this training step with Hugging Face's",
-        "Measure training steps of this project and of Hugging Face transformers in turns, with "
-        "the same model and the same batches, and print both rates and their ratio.",
+        "compare this project's training step with that of Hugging Face transformers",
+        "Measure training steps of this project and of Hugging Face transformers in turn, with the "
+        "same model and the same sequence lengths, and print their speeds and the ratios.",
         "mlperf_bert bench transformers --steps 6 --no-compile",
     )
     compared = transformers.add_argument_group("what is compared")
@@ -61,13 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument(
         "--by-layer",
         action="store_true",
-        help="compile each layer of transformers separately, which takes less time",
+        help="compile each layer of transformers separately, to save compilation time",
     )
     _add_train(commands)
     optimizer = add_command(
         commands,
         "optimizer",
-        "compare this optimizer update with PyTorch's",
+        "compare this project's optimizer with that of PyTorch",
         "Measure one update of all weights by this project's optimizer, by a loop over tensors and "
         "by PyTorch's fused optimizer, and print the times. The model is BERT-base unless a config "
         "is given.",
@@ -80,9 +80,9 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
     train = add_command(
         commands,
         "train",
-        "measure rate, MFU and memory of a training step",
-        "Measure the training step of one rank: samples per second, model FLOPs utilization (MFU) "
-        "and memory. MFU is relative to the fastest matrix products on this machine.",
+        "measure the speed and the memory of a training step",
+        "Measure a training step of one rank, and print the samples per second, the model FLOPs "
+        "utilization (MFU) and the memory. MFU is relative to matrix products on this machine.",
         "mlperf_bert bench train --steps 10 --profile",
     )
     measured = train.add_argument_group("what is measured")
@@ -92,7 +92,7 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
         type=float,
         default=3.0,  # long enough for the clocks to slow down
         metavar="S",
-        help="seconds for measuring matrix products",
+        help="seconds to spend on measuring the speed of matrix products",
     )
     measured.add_argument(
         "--profile",
@@ -103,7 +103,7 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="with --profile: write torch's trace of one step to this .json.gz file for Perfetto",
+        help="write torch's trace of one step to this .json.gz file, needs --profile",
     )
 
 
@@ -124,14 +124,17 @@ def _add_common(
         type=float,
         default=seconds,
         metavar="S",
-        help="start no further step after about this many seconds",
+        help="stop measuring after about this many seconds",
     )
-    limits.add_argument("--threads", type=int, default=2, metavar="N", help="number of CPU threads")
-    limits.add_argument("--json", action="store_true", help="print one JSON object")
+    limits.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of torch")
+    limits.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen measurement and print its result. Raises ConfigError for a user's mistake."""
+    """Run the chosen measurement, print its result, and return the exit status.
+
+    Raises ConfigError for a wrong option or setting.
+    """
     if args.measurement == "transformers":
         require_packages("bench transformers", "transformers", "transformers")
     for name, bounds in _BOUNDS.items():
@@ -180,8 +183,8 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 def _shown(value: Any) -> str:
     """Format a value for a line of text.
 
-    Numbers have four significant digits or thousands separators. A list is shown as "lowest ..
-    highest", and text is unchanged.
+    Floats below 1,000 have four significant digits, and larger numbers have thousands separators.
+    The values of a list are joined with " .. ", and text is unchanged.
     """
     if isinstance(value, list):
         return " .. ".join(map(_shown, value))
@@ -203,10 +206,10 @@ def _summary_of(config: Mapping[str, Any]) -> str:
 
 
 def make_config(args: argparse.Namespace) -> RunConfig:
-    """Return the config to measure on one rank: --config or bench.toml, changed by --set.
+    """Return the config to measure on one rank, which is --config or bench.toml, changed by --set.
 
-    If the seed is random, it is replaced with 1, so that measurements are repeatable. Raises
-    ConfigError.
+    A random seed is replaced with 1, so that measurements are repeatable. Raises ConfigError for a
+    setting that does not work.
     """
     if args.config:
         one_rank = ("parallel.nodes=1", "parallel.ranks_per_node=1")

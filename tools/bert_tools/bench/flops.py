@@ -1,4 +1,4 @@
-"""Count a training step's floating-point operations, and measure the peak rate of this machine.
+"""The floating-point operations of a training step, and the measured peak rate of this machine.
 
 The operations of a step are counted as in publications. MFU (model FLOPs utilization) is the rate
 of these operations in training, divided by the peak rate. The peak rate is the rate of matrix
@@ -33,7 +33,7 @@ ROW_MULTIPLE = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """The floating-point operations of a forward and a backward pass, by part of the model."""
+    """Numbers of floating-point operations in a forward and backward pass, by part of the model."""
 
     encoder: float  # products with weights
     attention: float  # scores, and values weighted by them
@@ -49,11 +49,11 @@ class Flops:
 def model_flops(
     model: ModelSection, lengths: Sequence[float], masked_counts: Sequence[float]
 ) -> Flops:
-    """Count the operations of training on sequences of these lengths, as publications do.
+    """Count the floating-point operations of one training pass over sequences of these lengths.
 
-    This published convention counts every layer for all tokens, even if the last layer computes
-    fewer of them, and excludes padding. The count divided by the time and by the machine's peak
-    rate is MFU (arXiv 2204.02311, appendix B).
+    As in publications, every layer counts for all tokens, even if the last layer computes fewer of
+    them, and padding does not count. The count divided by the time and by the machine's peak rate
+    is the model FLOPs utilization, MFU (arXiv 2204.02311, appendix B).
 
     Args:
         model: the settings of the model.
@@ -71,7 +71,7 @@ def model_flops(
 
 
 def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
-    """Count the pairs of tokens that attend to each other, in all layers together."""
+    """Count the pairs of tokens that attend to each other, summed over all layers."""
     num_global = sum(map(model.is_global, range(model.num_layers)))
     seen = num_global * sum(length**2 for length in lengths)
     if num_global == model.num_layers:
@@ -86,7 +86,7 @@ def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
 def _layer_products(model: ModelSection) -> int:
     """Count the multiply-adds that one layer's weights need per token.
 
-    The count is 4 D^2 + 2 D F, or 4 D^2 + 3 D F if the feed-forward layer is gated.
+    With hidden size D and feed-forward width F, this is 4 D^2 + 2 D F, or 4 D^2 + 3 D F if gated.
     """
     matrices = 3 if model.architecture == "modern" else 2
     return 4 * model.hidden_size**2 + matrices * model.hidden_size * model.intermediate_size
@@ -103,7 +103,7 @@ def measure_peak(
     """Measure how fast the device computes the matrix products of the feed-forward layer.
 
     The measurement takes about `seconds` seconds and uses matrices of `num_tokens` rows. Returns
-    TFLOP/s and None. If the device cannot compute such products, returns None and the reason.
+    TFLOP/s and None, or None and the reason if the device cannot compute such products.
     """
     rows = -(-num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
     sizes = model.hidden_size, model.intermediate_size

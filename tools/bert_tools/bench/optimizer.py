@@ -1,6 +1,6 @@
-"""`bench optimizer`: compare three implementations of the optimizer's update of a model.
+"""The measurement of `bench optimizer`, which compares implementations of the optimizer's update.
 
-They are our flat buffers, a loop over tensors (the reference), and torch's fused AdamW.
+The implementations are our flat buffers, a loop over tensors (the reference), and torch's AdamW.
 """
 
 import copy
@@ -38,7 +38,7 @@ LARGEST_DIFFERENCE = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class Updater:
-    """One implementation of the update, and its weights in the order of the model's parameters."""
+    """An implementation of the optimizer's update, and its weights in the model's order."""
 
     run: Contender
     weights: list[Tensor]
@@ -52,10 +52,10 @@ def measure(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Measure updates by each contender, and return the JSON object of `bench optimizer`.
+    """Measure each implementation of the update, and return the JSON object of `bench optimizer`.
 
-    For each optimizer, every contender makes at most `steps` updates, none of which starts after
-    `seconds` seconds. Raises ConfigError if a contender's weights differ from the reference's.
+    For each optimizer, every implementation runs at most `steps` updates, and no update starts
+    after `seconds` seconds. Raises ConfigError if the weights of two implementations differ.
     """
     seed, rows = int(config.run.seed), []
     for number, rule in enumerate(RULES, 1):
@@ -97,9 +97,9 @@ def measure(
 def make_updaters(
     model: BertForPretraining, rule: OptimSection, seed: int
 ) -> tuple[dict[str, Updater], Contender]:
-    """Return the contenders by name, and a function that sets new random gradients for all of them.
+    """Return the implementations by name, and a function that draws new gradients for all of them.
 
-    Each contender has its own weights and optimizer state.
+    Each implementation has its own weights and optimizer state.
     """
     named = dict(model.named_parameters())
     gradients = {name: torch.empty_like(each) for name, each in named.items()}
@@ -119,7 +119,7 @@ def make_updaters(
 
 
 def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict[str, float]:
-    """Return each contender's largest absolute difference from the reference's weights.
+    """Return the largest absolute difference of each implementation's weights from the reference.
 
     Raises ConfigError if a difference exceeds LARGEST_DIFFERENCE, because the times of updates that
     compute different results cannot be compared.
@@ -133,8 +133,8 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
         if not difference <= LARGEST_DIFFERENCE:
             raise ConfigError(
                 "bench optimizer",
-                f"{rule.name}, {name}: weights differ by {difference:.1e} from the reference's, "
-                "so the times cannot be compared",
+                f"with {rule.name}, the weights of {name} differ by {difference:.1e} from the "
+                "reference, so the times cannot be compared",
                 "install a torch version that pyproject.toml allows",
             )
         differences[name] = difference
@@ -144,7 +144,7 @@ def check_same_weights(rule: OptimSection, updaters: dict[str, Updater]) -> dict
 def _loop(
     rule: OptimSection, named: dict[str, nn.Parameter], gradients: dict[str, Tensor]
 ) -> Updater:
-    """Return the reference contender, which updates one tensor at a time in a loop."""
+    """Return the reference implementation, which updates one tensor after the other in a loop."""
     weights = [each.detach().clone() for each in named.values()]
     moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
     updates = [_plain_update(rule, name) for name in named]
@@ -163,7 +163,7 @@ def _loop(
 
 
 def _plain_update(rule: OptimSection, name: str) -> Callable[..., None]:
-    """Return the function that updates the tensor with this name in the reference."""
+    """Return the function with which the reference updates the tensor `name`."""
     update = partial(
         lamb_update if rule.name == "lamb" else adamw_update,
         lr=rule.learning_rate,
@@ -176,7 +176,7 @@ def _plain_update(rule: OptimSection, name: str) -> Callable[..., None]:
 
 
 def _torch_adamw(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
-    """Return the contender that updates a copy of the model with torch's fused AdamW."""
+    """Return the implementation that updates a copy of the model with torch's fused AdamW."""
     twin = copy.deepcopy(model)
     for name, parameter in twin.named_parameters():
         parameter.grad = gradients[name]
@@ -191,10 +191,10 @@ def _torch_adamw(rule: OptimSection, model: nn.Module, gradients: dict[str, Tens
 
 
 def _ours(rule: OptimSection, model: nn.Module, gradients: dict[str, Tensor]) -> Updater:
-    """Return the contender that updates flat buffers, as our training step does.
+    """Return the implementation that updates flat buffers, as our training step does.
 
-    Its time includes copying the gradients into the buffers, because a backward pass may leave them
-    in other memory.
+    The measured time includes copying the gradients into the buffers, because a backward pass may
+    write gradients to other memory.
     """
     optimizer = make_optimizer_alone(rule, model)
     named = dict(model.named_parameters())

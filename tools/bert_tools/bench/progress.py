@@ -1,8 +1,8 @@
-"""Show the progress of a measurement on stderr, with the elapsed and the remaining time.
+"""Progress of a measurement, shown on stderr with the elapsed and the remaining time.
 
 Building and compiling models can take minutes. While nothing else is printed, a background thread
-repeats the current activity with the elapsed time. On a terminal, it overwrites the same line.
-Otherwise it prints a new line each time, at intervals that grow with the elapsed time.
+repeats the current activity with the elapsed time. On a terminal, the thread overwrites the same
+line. Otherwise it prints a new line each time, at intervals that grow with the elapsed time.
 """
 
 import shutil
@@ -26,7 +26,7 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, *, log_interval_s: float = LOG_INTERVAL_S):
         """Set the stream to print to, which is stderr by default.
 
-        If the stream is not a terminal, the first repetition comes after `log_interval_s` seconds.
+        If the stream is not a terminal, the first line is repeated after `log_interval_s` seconds.
         """
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty()
@@ -59,8 +59,8 @@ class Progress:
 
         Args:
             activity: name of the activity, such as "compiling sorted_compiled".
-            note: a remark, such as how long it usually takes.
-            seconds: expected duration, if known, from which the time left is derived.
+            note: a remark, such as how long the activity usually takes.
+            seconds: expected duration, from which the remaining time is computed, or None.
             total: number of steps for which `advance` will be called, or 0 to show no count.
         """
         self._set(activity, seconds, total)
@@ -69,11 +69,11 @@ class Progress:
         self.say(f"{activity} ({note})" if note else activity)
 
     def advance(self) -> None:
-        """Count one finished step of the current activity. Prints nothing."""
+        """Count one finished step of the current activity, without printing."""
         self._num_done += 1
 
     def say(self, line: str) -> None:
-        """Print one line, which replaces a repeated activity on a terminal."""
+        """Print one line. On a terminal, it replaces the line with the current activity."""
         with self._lock:
             self._erase()
             print(line, file=self._stream, flush=True)

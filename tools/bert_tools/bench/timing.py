@@ -1,4 +1,4 @@
-"""Measure the time of training steps, of one contender or of several in turn.
+"""Time measurements of training steps, of one contender or of several contenders in turn.
 
 A contender is a function that runs one training step. Contenders take turns on the same batches, so
 that a busy machine slows all of them equally. A baseline that runs out of memory is left out and
@@ -40,7 +40,7 @@ def free_memory() -> None:
 
 
 def seconds_of(run: Contender, batch: int) -> float:
-    """Run one step, and return its wall-clock seconds until the device has finished."""
+    """Run one step, and return the wall-clock seconds until the device has finished it."""
     start = time.perf_counter()
     run(batch).item()
     return time.perf_counter() - start
@@ -69,7 +69,7 @@ def time_steps(
 
 
 class InterleavedTimes:
-    """Measures several contenders in turn, and stores the seconds of every step."""
+    """A measurement of several contenders in turn, which stores the seconds of every step."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class InterleavedTimes:
     ) -> None:
         """Prepare to measure these contenders on batches 0 to `num_batches` - 1.
 
-        A contender that is named in `may_fail` is left out and freed if it fails, for example
-        because it runs out of memory. The failure of any other contender raises its error.
+        If a contender in `may_fail` raises an error, for example because it runs out of memory, it
+        is left out and freed. The error of any other contender ends the measurement.
         """
         self._contenders = dict(contenders)
         self._may_fail = frozenset(may_fail)
@@ -93,7 +93,7 @@ class InterleavedTimes:
 
     @property
     def names(self) -> list[str]:
-        """Names of the contenders that are still measured, because they have not failed."""
+        """Names of the contenders that have not failed, and are still measured."""
         return list(self._contenders)
 
     def run_once(self, progress: Progress) -> None:
@@ -157,10 +157,7 @@ class InterleavedTimes:
         return max(0.0, min((num_steps - self.num_steps) * per_step, until_limit))
 
     def seconds_per_batch(self, name: str) -> float:
-        """Return a contender's seconds per batch.
-
-        This is the mean over batches of the median time of each batch.
-        """
+        """Return the median seconds of a contender on each batch, averaged over the batches."""
         visits = [visits for visits in self._seconds[name] if visits]
         return statistics.fmean(statistics.median(seconds) for seconds in visits)
 

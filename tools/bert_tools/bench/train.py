@@ -1,4 +1,4 @@
-"""`bench train`: measure the speed of our training step, compare it with the peak, and profile it.
+"""The measurement of `bench train`, with the speed and, if requested, a profile of a training step.
 
 The profile comes from torch's profiler. It lists the time of each kernel on CUDA, and of each
 operator on a CPU. The time of an operator excludes the time of the operators that it calls.
@@ -50,10 +50,10 @@ def measure(
         device: the device to measure.
         progress: shows the user what is being measured.
         steps: largest number of steps to measure.
-        seconds: how long to measure steps, approximately.
-        peak_seconds: how long to measure matrix products.
+        seconds: approximate time for measuring steps, in seconds.
+        peak_seconds: time for measuring matrix products, in seconds.
         profile: whether to list the kernels or operators of a step.
-        out: with `profile`, the file for torch's trace of one step.
+        out: file for torch's trace of one step, which needs `profile`.
 
     Raises:
         ConfigError: `out` is given without `profile`.
@@ -97,8 +97,8 @@ def measure(
 def rates_of(run: TrainingRun, step_ms: float) -> dict[str, Any]:
     """Return the rates of a run whose step takes `step_ms` milliseconds.
 
-    The result has sequences, real tokens and TFLOP per second. It also has the mean length, the
-    share of padding, and the kind of attention.
+    The result contains sequences, real tokens and TFLOP per second, and also TFLOP per sequence,
+    the mean length, the share of padding, and the kind of attention.
     """
     batches = [batch for update in run.host_updates for batch in update]
     lengths = [length for batch in batches for length in batch.lengths]
@@ -132,7 +132,7 @@ def surroundings(config: RunConfig, device: torch.device) -> dict[str, Any]:
 def profiled(run: TrainingRun, out: Path | None) -> dict[str, Any]:
     """Profile PROFILED_STEPS steps of a run that has been warmed up, and return the tables.
 
-    If `out` is given, this also writes the trace of one more step to it, as gzipped JSON for
+    If `out` is given, the trace of one more step is written to this file, as gzipped JSON for
     chrome://tracing and Perfetto. Raises DataError if `out` cannot be written, or if torch recorded
     nothing.
     """

@@ -1,7 +1,7 @@
-"""Build the training step that `bench` measures.
+"""The training step that `bench` measures.
 
-It is the step of a real run, with all batches already on the device. The batches have random words
-and published sequence lengths, and are padded as in a real run.
+This step is that of a real run, with all batches already on the device. The batches contain random
+words, have published sequence lengths, and are padded as in a real run.
 """
 
 import math
@@ -38,7 +38,7 @@ Update = tuple[UnpaddedBatch, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRun:
-    """A training run on one rank, whose call with a step number makes one update.
+    """A training run on one rank. Calling it with the number of a step runs this step.
 
     The steps cycle through `updates`. After the config's last step, the learning rates start again
     from the first step.
@@ -53,7 +53,7 @@ class TrainingRun:
     updates: list[Update]  # on the device, and padded if the step is captured
 
     def __call__(self, number: int) -> Tensor:
-        """Make update `number`, counted from 0, and return the loss before it, a 0-d tensor."""
+        """Run update `number`, counted from 0, and return the loss before it as a 0-d tensor."""
         update = self.updates[number % len(self.updates)]
         return self.step(1 + number % self.config.max_steps, update).loss
 
@@ -112,8 +112,8 @@ def run_of_model(
 ) -> Iterator[TrainingRun]:
     """Return a context manager that prepares the training step of a given model, and frees it.
 
-    A real run warms up on full-length batches. This is skipped here, because full-length batches
-    need twice the memory of real ones.
+    Unlike a real run, it does not warm up on full-length batches, because these need twice the
+    memory of real batches.
 
     Args:
         model: the model with its initial weights, on its device.
@@ -153,9 +153,9 @@ def run_of_model(
 
 
 def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
-    """Return `num_updates` different updates of one rank, on the host and without padding.
+    """Return the batches of `num_updates` updates of one rank, on the host and without padding.
 
-    Their sequences have published lengths, scaled to the config's maximum.
+    The sequences have published lengths, scaled to the config's maximum.
     """
     shape = (num_updates, config.parallel.grad_accum_steps, config.parallel.local_batch_size)
     seed = derive_seed(int(config.run.seed), "lengths")
@@ -164,7 +164,7 @@ def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
 
 
 def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
-    """Make updates of random samples with given lengths, on the host and without padding.
+    """Generate updates from random samples of given lengths, on the host and without padding.
 
     `lengths` is int64 [updates, micro-batches, sequences].
     """
@@ -196,9 +196,9 @@ def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
 
 
 def padded(update: Update, shapes: tuple[StaticShape, ...]) -> Update:
-    """Pad an update to the first of `shapes` that it fits into.
+    """Pad an update to the first of `shapes` into which it fits.
 
-    Returns the update unchanged if it fits into none of them.
+    If the update fits into none of the shapes, it is returned unchanged.
     """
     sizes = {
         "tokens": np.array([len(batch.input_ids) for batch in update]),
@@ -217,7 +217,7 @@ def synthetic_samples(
     seed: int,
     masking_rate: float = STORED_MASKING_RATE,
 ) -> Samples:
-    """Make random samples of the given lengths.
+    """Generate random samples of the given lengths.
 
     Words are drawn uniformly from 1 .. vocab_size - 1. The id 0 is excluded, because it is the
     padding token, which some models treat specially. Segments and masked positions are chosen as in

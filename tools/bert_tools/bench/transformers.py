@@ -1,8 +1,8 @@
-"""`bench transformers`: compare our training step with that of the `transformers` library.
+"""The measurement of `bench transformers`, which compares our training step with that library's.
 
-Both train the same model on sequences of the same lengths. The baselines are several ways of
-training with `transformers`. The main result compares our step with the fastest baseline on this
-machine.
+Our step and the baselines train the same model on sequences of the same lengths. The baselines are
+several ways of training with `transformers`. The main result compares our step with the fastest
+baseline on this machine.
 """
 
 from dataclasses import replace
@@ -62,7 +62,7 @@ def measure(
     compile: bool,
     by_layer: bool,
 ) -> dict[str, Any]:
-    """Measure all contenders, and return the JSON object of `bench transformers`.
+    """Measure our step and the baselines, and return the JSON object of `bench transformers`.
 
     In precisions other than fp32, the baselines keep fp32 weights and run under autocast.
 
@@ -70,8 +70,8 @@ def measure(
         config: the config to measure, on one rank.
         device: the device to measure.
         progress: shows the user what is being measured.
-        steps: largest number of measured steps of each contender.
-        seconds: time after which no further step starts, if every batch was measured at least once.
+        steps: largest number of steps to measure, of ours and of each baseline.
+        seconds: time after which no new step starts, if every batch was measured at least once.
         compile: whether to also measure the baselines with torch.compile.
         by_layer: whether to compile each layer separately instead of the whole model.
 
@@ -101,7 +101,7 @@ def _compared(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Check that both models are the same, measure all contenders, and return the results."""
+    """Check that the models have the same loss, measure all steps, and return the results."""
     progress.start(f"building our model and that of transformers on {device}")
     model, seed = config.model, int(config.run.seed)
     updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
@@ -109,7 +109,7 @@ def _compared(
     exact = make_ours(exact_model(model), seed, device)
     loss_difference = check_same_loss(exact, make_baseline(exact, model, device), data)
     progress.say(
-        f"both models have the same loss for equal weights (difference {loss_difference:.1e})"
+        f"for equal weights, both models have the same loss (difference {loss_difference:.1e})"
     )
     expected = {name: expected_loss(exact, name, data) for name in ("ours", *BASELINES)}
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)
@@ -165,10 +165,10 @@ def as_both_train(config: RunConfig) -> RunConfig:
 def mixed_and_sorted(config: RunConfig, count: int) -> tuple[list[Update], list[Update]]:
     """Return `count` updates of mixed lengths, and `count` updates of similar lengths.
 
-    Both lists have the same lengths in total. Published lengths for WINDOW batches are sorted and
-    cut into batches, and `count` evenly spaced batches give the updates of similar lengths. The
-    same lengths are shuffled for the mixed updates. Each update has one micro-batch. The words of
-    the two lists differ.
+    Published lengths for WINDOW batches are sorted and cut into batches, of which `count` evenly
+    spaced ones become the updates of similar lengths. For the mixed updates, the lengths of these
+    batches are shuffled. Each update has one micro-batch. The two lists contain different words,
+    but the same lengths.
     """
     size, seed = config.parallel.local_batch_size, int(config.run.seed)
     longest = config.data.max_seq_length
@@ -199,11 +199,11 @@ def make_data(
 
 
 def _measured(times: InterleavedTimes, reasons: dict[str, str], batch_size: int) -> dict[str, Any]:
-    """Return the rates of all contenders, and the ratio of ours to each baseline.
+    """Return the speed of our step and of each baseline, and the ratios of our speed to theirs.
 
     A baseline that did not run has None for its values, and the reason. A ratio of 2 means that our
-    step is twice as fast. The range of a ratio has its lowest, median and highest value over
-    several passes, and shows how much the machine's speed varied.
+    step is twice as fast. The range of a ratio consists of its lowest, median and highest value
+    over several passes, and shows how much the machine's speed varied.
     """
     rates = {name: batch_size / times.seconds_per_batch(name) for name in times.names}
     others = {name: rate for name, rate in rates.items() if name != "ours"}

@@ -22,10 +22,10 @@ PLANNED_SAMPLES = 2**16  # number of samples from which a run's shapes are plann
 
 @dataclass(frozen=True, kw_only=True)
 class LengthHistogram:
-    """How many sequences have each length.
+    """The numbers of sequences of each length.
 
     `counts[i]` sequences have `lengths[i]` tokens. Every count is at least one, and `lengths` is
-    ascending. Both are int64 [n].
+    ascending. The two arrays are int64 [n].
     """
 
     lengths: IntArray
@@ -55,9 +55,9 @@ class LengthHistogram:
 
 
 def wikipedia_lengths() -> LengthHistogram:
-    """Return the sequence lengths of BERT's phase 2 on Wikipedia (arXiv 2107.02027).
+    """Return the sequence lengths of BERT's second training phase on Wikipedia (arXiv 2107.02027).
 
-    They are at most 512 tokens.
+    The longest sequence has 512 tokens.
     """
     file = resources.files(__package__).joinpath("wikipedia_lengths.csv")
     rows = [line for line in file.read_text("utf-8").splitlines() if line[0].isdigit()]
@@ -78,17 +78,14 @@ def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
 def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_RATE) -> IntArray:
     """Return how many tokens to mask in each sequence, int64 [n].
 
-    This is the fraction `rate` of its length, rounded, but at least 1 and at most `most`.
+    The number is the fraction `rate` of the length, rounded, but at least 1 and at most `most`.
     """
     counts: IntArray = np.clip(np.rint(rate * lengths), 1, most).astype(np.int64)
     return counts
 
 
 def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
-    """Return the static shapes that a run with captured steps uses.
-
-    The run pads each micro-batch to one of these shapes.
-    """
+    """Return the static shapes to which a run with captured steps pads its micro-batches."""
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
     seed = 1 if config.run.seed == "random" else config.run.seed
     count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)

@@ -1,4 +1,4 @@
-"""Strict reader of MLPerf logs.
+"""A strict reader of MLPerf logs.
 
 A log may come from an untrusted source, so the reader checks every line. It raises an error for a
 line that our own writer, `mlperf_bert/run/mlperf_log.py`, cannot have written.
@@ -20,7 +20,7 @@ AS_WRITTEN = "use the log file exactly as the run wrote it"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a log.
+    """One record of an MLPerf log.
 
     `time_ms` is in milliseconds since the Unix epoch, and `line` is the number of its line in the
     file.
@@ -56,7 +56,7 @@ class RunLog:
 
 
 def read_log(path: Path, name: str) -> RunLog:
-    """Read a log that our own writer wrote.
+    """Read a log that this program wrote.
 
     Raises DataError if the log is too large or empty, or if a line is not a record.
     """
@@ -87,7 +87,7 @@ def read_foreign_log(path: Path, name: str) -> RunLog:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a JSON value is a finite number, which a boolean is not."""
+    """Return whether a JSON value is a finite number. Booleans do not count as numbers."""
     if type(value) is int:
         return abs(value) < 2**63
     return type(value) is float and math.isfinite(value)
@@ -118,5 +118,5 @@ def _read_record(text: str, name: str, line: int) -> Record:
     key, metadata, time_ms = found.get("key"), found.get("metadata"), found.get("time_ms")
     is_named = isinstance(key, str) and isinstance(metadata, dict)
     if not is_named or "value" not in found or type(time_ms) is not int or not is_number(time_ms):
-        raise DataError(where, "the record is incomplete", AS_WRITTEN)
+        raise DataError(where, "the record has no valid key, value, metadata or time", AS_WRITTEN)
     return Record(str(key), found["value"], metadata or {}, time_ms, line)

@@ -1,4 +1,4 @@
-"""Functions with which several tools summarize measurements: means, tables and figures."""
+"""Means, tables and figures with which several tools summarize measurements."""
 
 import io
 import math
@@ -51,7 +51,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: str = ""
     Args:
         header: names of the columns.
         rows: cells of each row, which are shown on one line and never truncated.
-        left: names of the left-aligned columns, separated by commas. Others are right-aligned.
+        left: names of the left-aligned columns, separated by commas. The others are right-aligned.
     """
     from rich.console import Console  # imported here because only tables need it
     from rich.table import Table
@@ -92,7 +92,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def png(figure: "Figure", dots_per_inch: int = 100) -> bytes:
-    """Return a figure as a PNG file. The same figure always gives the same bytes."""
+    """Render a figure as a PNG file. The same figure always gives the same bytes."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
     return picture.getvalue()

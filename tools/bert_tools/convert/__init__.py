@@ -1,1 +1,1 @@
-"""Convert weights from TensorFlow and Hugging Face to a checkpoint: `mlperf_bert convert`."""
+"""The command `mlperf_bert convert`, which converts weights from TensorFlow and Hugging Face."""

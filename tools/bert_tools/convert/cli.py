@@ -1,4 +1,4 @@
-"""The command `convert`, which makes a checkpoint from another program's weights."""
+"""The command `convert`, which converts another program's weights to a checkpoint."""
 
 import argparse
 import math
@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command-line options of `convert` to its parser."""
     describe(
         parser,
-        "Turn weights from Hugging Face or TensorFlow into a checkpoint that `train`, `pretrain` "
-        "and `evaluate` read, and print what happened to every tensor. The source is not changed.",
+        "Convert weights from Hugging Face or TensorFlow to a checkpoint that `train`, `pretrain` "
+        "and `evaluate` read, and print which tensors were ignored. The source is not changed.",
         "mlperf_bert convert my_bert --from huggingface --out first_weights",
     )
     parser.add_argument(
@@ -43,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocab",
         type=Path,
         metavar="FILE",
-        help="vocab.txt or tokenizer.json of these weights (default: the one next to them)",
+        help="vocab.txt or tokenizer.json of these weights (default: the file next to them)",
     )
     parser.add_argument(
         "--missing",
         choices=("refuse", "draw"),
         default="refuse",
-        help="what to do if SOURCE has no masked-LM head: stop with an error, or draw its weights "
-        "at random",
+        help="if SOURCE has no masked-LM head, stop with an error (refuse) or initialize the head "
+        "at random (draw)",
     )
 
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(source_format: str, path: Path) -> "Source":
-    """Open weights in the given format, without reading them. Raises CheckpointError."""
+    """Open weights in the given format. Raises CheckpointError if they cannot be used."""
     if source_format == "huggingface":
         from bert_tools.huggingface.reader import open_huggingface
 
@@ -78,7 +78,7 @@ def _open(source_format: str, path: Path) -> "Source":
 
 
 def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
-    """Return lines that explain what happened to the tensors, and which commands to run next."""
+    """Return lines that report which tensors were used, and which commands to run next."""
     from bert_tools.huggingface.conversion import HEAD, STARTING
     from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
 
@@ -125,10 +125,7 @@ def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
 
 
 def _added(conversion: "Conversion") -> list[str]:
-    """Return the tokens that the source adds to its vocab.txt.
-
-    They come from other files in the same directory.
-    """
+    """Return the tokens that files next to the source's vocab.txt add to the vocabulary."""
     from bert_tools.huggingface.tokenizer import WORD_PIECES
     from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
 

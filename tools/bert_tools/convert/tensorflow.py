@@ -1,13 +1,13 @@
-"""Read TensorFlow checkpoints (V2) without TensorFlow.
+"""A reader of TensorFlow checkpoints (V2) that does not need TensorFlow.
 
 A checkpoint consists of a table of tensors (`.index`) and of files with the tensors' bytes. The
 table has LevelDB's format (https://github.com/google/leveldb, doc/table_format.md). It contains
 blocks of entries, an index of the blocks, and a footer of 48 bytes. The key of an entry omits the
 prefix that it shares with the previous key. Each block is followed by its kind and its masked
 CRC32C. The value of an entry is a protocol buffer (tensorflow/core/protobuf/tensor_bundle.proto).
-The reader checks every block of the table and every tensor against its CRC32C, and the size of a
-tensor against its shape and its file. It trusts the other contents, because the checksums cover
-them.
+The reader compares every block of the table and every tensor with its CRC32C, and the size of a
+tensor with its shape and its file. It does not check the other contents, because the checksums
+cover them.
 
 The checkpoint that MLPerf's BERT starts from is recognized by its published size and digest
 (https://github.com/mlcommons/training, language_model/tensorflow/bert/README.md). Comparing the
@@ -115,7 +115,7 @@ def open_tensorflow(source: Path) -> Mapping[str, "BundleTensor"]:
     bundle = read_bundle(prefix)
     if _OBJECT_GRAPH in bundle:
         problem = "this is an object-based checkpoint of TensorFlow 2, which cannot be converted"
-        remedy = "pass a name-based one, such as MLPerf's tf1_ckpt"
+        remedy = "pass a name-based checkpoint, such as MLPerf's tf1_ckpt"
         raise CheckpointError(str(source), problem, remedy)
     return bundle
 
@@ -132,8 +132,8 @@ def _prefix_of(source: Path) -> Path:
         found = sorted(path.name.removesuffix(_INDEX) for path in source.glob(f"*{_INDEX}"))
     if len(found) != 1:
         if not found:
-            raise CheckpointError(str(source), f"no file here ends with {_INDEX}", _NAME_IT)
-        remedy = f"pass the name of one: {', '.join(found[:8])}"
+            raise CheckpointError(str(source), f"contains no *{_INDEX} file", _NAME_IT)
+        remedy = f"add the name of one checkpoint to the path: {', '.join(found[:8])}"
         raise CheckpointError(str(source), f"has {len(found)} checkpoints", remedy)
     return source / found[0]
 
@@ -192,7 +192,7 @@ def _parents(name: str) -> Iterable[str]:
 
 @contextmanager
 def damage_of(path: Path, name: str = "") -> Iterator[None]:
-    """Return a context manager that turns parsing errors into CheckpointError.
+    """Return a context manager that converts parsing errors to CheckpointError.
 
     The functions that parse a format raise ValueError, IndexError or OSError, because they do not
     know which file they parse. The CheckpointError names the file and, if `name` is given, the
@@ -228,7 +228,7 @@ class BundleTensor:
     def read(self) -> NDArray[np.float32]:
         """Read the tensor into memory, and check it against its CRC32C.
 
-        Raises CheckpointError if it is damaged or not float32.
+        Raises CheckpointError if the tensor is damaged or not float32.
         """
         with damage_of(self.path, in_brief(self.name)):
             if self.dtype != "float32":
@@ -274,9 +274,9 @@ def read_bundle(prefix: Path) -> Mapping[str, BundleTensor]:
 
 
 def _tensor(name: str, message: memoryview, paths: list[Path]) -> BundleTensor:
-    """Parse the `BundleEntryProto` of a tensor.
+    """Parse the `BundleEntryProto` in `message`, and return the tensor that it describes.
 
-    Raises ValueError or IndexError if it is damaged.
+    Raises ValueError or IndexError if the message is damaged.
     """
     entry = dict(fields(message))
     shape = tuple(
@@ -287,7 +287,7 @@ def _tensor(name: str, message: memoryview, paths: list[Path]) -> BundleTensor:
     number, size = entry.get(1, 0), entry.get(5, 0)
     dtype = "parts" if 7 in entry else "float32" if number == _FLOAT32 else f"dtype_{number}"
     if dtype == "float32" and size != 4 * math.prod(shape):
-        problem = f"has {size:,} bytes, but its shape needs {4 * math.prod(shape):,}"
+        problem = f"has {size:,} bytes, but its shape needs {4 * math.prod(shape):,} bytes"
         raise ValueError(f"the tensor {in_brief(name)} {problem}")
     path, start, crc = paths[entry.get(3, 0)], entry.get(4, 0), entry.get(6, 0)
     return BundleTensor(path, name, dtype, shape, start, size, crc)
@@ -385,8 +385,8 @@ def masked_crc32c(contents: bytes | NDArray[Any]) -> int:
 def varint(message: memoryview, position: int) -> tuple[int, int]:
     """Decode a variable-length integer. Returns its value and the position after it.
 
-    Each byte has seven bits of the integer, the lowest first. Raises IndexError if the message ends
-    within the integer.
+    Each byte contains seven bits of the integer, the lowest bits first. Raises IndexError if the
+    message ends within the integer.
     """
     value, shift = 0, 0
     while True:

@@ -1,1 +1,1 @@
-"""Check whether this machine can train: `mlperf_bert doctor`."""
+"""The command `mlperf_bert doctor`, which checks whether this machine can train."""

@@ -57,12 +57,12 @@ def ok(name: str, found: str) -> Finding:
 
 
 def warn(name: str, found: str, remedy: str) -> Finding:
-    """Return a finding that reports slower training or a missing feature."""
+    """Return a finding about a problem that slows training down or disables a feature."""
     return Finding("warn", name, found, remedy)
 
 
 def fail(name: str, found: str, remedy: str) -> Finding:
-    """Return a finding that reports a problem which prevents training or makes it incorrect."""
+    """Return a finding about a problem that prevents training or makes its results wrong."""
     return Finding("fail", name, found, remedy)
 
 
@@ -124,7 +124,7 @@ def judge_gpus(
         remedy = "install a torch build for this driver's CUDA, and check CUDA_VISIBLE_DEVICES"
         return [fail(name, found, remedy)]
     if not gpus and wanted == "cuda":
-        remedy = "use a machine with GPUs (with docker: --gpus all), or --set run.device=cpu"
+        remedy = "use a machine with GPUs (docker needs --gpus all), or add --set run.device=cpu"
         return [fail(name, f"none ({built_for}), but the config needs 'cuda'", remedy)]
     if not gpus:
         return [ok(name, f"none ({built_for}), so training runs on the CPU")]
@@ -148,10 +148,7 @@ def _ranks(config: RunConfig | None) -> int:
 
 
 def check_disk(config: RunConfig | None) -> list[Finding]:
-    """Check the free space in the current directory.
-
-    By default, runs are written there.
-    """
+    """Check the free space in the current directory, which contains runs by default."""
     here = Path.cwd()
     return [judge_free(here, shutil.disk_usage(here).free)]
 
@@ -176,8 +173,8 @@ class Package:
         module: module that is imported.
         use: what the package is needed for.
         lowest: oldest version that was tested.
-        below: first version that is too new to have been tested, empty if there is no such limit.
-        install: how to get an optional package, empty if the package is required.
+        below: oldest version that is too new to have been tested, or empty.
+        install: how to install an optional package, empty if the package is required.
     """
 
     name: str
@@ -220,7 +217,7 @@ OPTIONAL = (
 
 
 def check_packages(config: RunConfig | None) -> list[Finding]:
-    """Check the required packages, and those optional ones that the config or a GPU needs."""
+    """Check the required packages, and the optional packages that the config or a GPU needs."""
     needed = needed_here(config, has_gpus=gpus_of_driver() > 0)
     packages = [*NEEDED, *(package for package in OPTIONAL if package.name in needed)]
     elsewhere = {name: directory for directory, name in shadowed_packages()}
@@ -281,10 +278,11 @@ def installed_version(package: Package) -> str | None:
 
 
 def check_all_reduce(config: RunConfig | None) -> list[Finding]:
-    """Start ranks on this machine, which check an all-reduce and print the result.
+    """Start ranks that test an all-reduce on this machine and print the result.
 
-    The config sets the number of ranks. Without a config, there is one rank per GPU. At least two
-    ranks are started. Raises ConfigError if the machine cannot run so many ranks.
+    The config sets the number of ranks. Without a config, there is one rank per GPU, but at least
+    two ranks. Returns a finding if the test fails, and otherwise none. Raises ConfigError if the
+    machine cannot run so many ranks.
     """
     from mlperf_bert.distributed.spawn import run_on_ranks
 
@@ -297,7 +295,7 @@ def check_all_reduce(config: RunConfig | None) -> list[Finding]:
         ["network-test", "--config", "cpu_tiny", *words], max(ranks, _LEAST_RANKS)
     )
     if status != 0:
-        remedy = "see the error above, or check that torch works"
+        remedy = "fix the error that is printed above, or check that torch works"
         return [fail("all-reduce", f"the ranks exited with status {status}", remedy)]
     return []
 
@@ -319,7 +317,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "training cannot run.",
         "mlperf_bert doctor --config cpu_tiny",
     )
-    text = "check what this config needs (default: what every run needs)"
+    text = "check the requirements of this config (default: those of every run)"
     add_config(parser, text, required=False)
 
 

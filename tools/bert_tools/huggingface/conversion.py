@@ -1,8 +1,8 @@
-"""Convert another program's weights to a checkpoint.
+"""Conversion of another program's weights to a checkpoint.
 
 A conversion is planned and checked completely before anything is written. The checkpoint contains
 the weights, a config that describes the model, and the vocabulary. Its manifest records the origin
-of the weights. It contains no optimizer state.
+of the weights. A converted checkpoint contains no optimizer state.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ _SPARE_BYTES = 2**20  # for JSON and headers
 class Conversion:
     """The plan of a conversion, made before anything is written.
 
-    `shapes` has the shapes of our parameters by name. `drawn` names the parameters to initialize
+    `shapes` maps the names of our parameters to shapes. `drawn` names the parameters to initialize
     randomly, which are those of the masked-LM head if the source has none. `ignored` maps the name
     of each unused tensor of the source to the reason.
     """
@@ -80,8 +80,8 @@ class Conversion:
     def weight(self, name: str) -> Tensor:
         """Return one of our parameters as a float32 tensor in our shape.
 
-        It is read from the source, or randomly initialized if it is in `drawn`. Raises
-        CheckpointError.
+        The parameter is read from the source, or randomly initialized if it is in `drawn`. Raises
+        CheckpointError if the source is damaged.
         """
         shape, family = self.shapes[name], self.source.family
         if name not in self.drawn:
@@ -99,10 +99,11 @@ class Conversion:
 
 
 def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Missing) -> Conversion:
-    """Plan a conversion: match every tensor to a parameter and check its shape.
+    """Plan a conversion by matching every tensor to a parameter and checking its shape.
 
-    The weights are not read. `missing` decides whether to initialize a missing masked-LM head
-    randomly or to raise an error. Raises CheckpointError, ConfigError or DataError.
+    The weights are not read. `missing` decides whether a missing masked-LM head is initialized
+    randomly or is an error. Raises CheckpointError, ConfigError or DataError if the source or its
+    vocabulary cannot be used.
     """
     words = source.family.words
     if words not in source.weights:
@@ -110,8 +111,8 @@ def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Miss
     vocabulary = find_vocabulary(source.folder, given_vocabulary)
     rows, tokens = source.weights[words].shape[0], len(vocabulary)
     if not tokens <= rows <= tokens + MOST_SPARE_ROWS:
-        problem = f"the word embedding has {rows:,} rows, but its vocabulary {tokens:,} tokens"
-        remedy = "pass the vocabulary that the model was trained with as --vocab"
+        problem = f"the word embedding has {rows:,} rows, but the vocabulary has {tokens:,} tokens"
+        remedy = "use --vocab to pass the vocabulary that the model was trained with"
         raise CheckpointError(str(source.folder), problem, remedy)
     config = _config_of(source, tokens)
     shapes = parameter_shapes(config.model)
@@ -146,10 +147,10 @@ def _incomplete(source: Source, name: str) -> CheckpointError:
 
 
 def _config_of(source: Source, num_tokens: int) -> RunConfig:
-    """Return a config whose section [model] describes the source. Raises ConfigError.
+    """Return a config whose section [model] describes the source.
 
-    The other sections have arbitrary values, because a config needs all sections. Training from
-    this checkpoint uses another config.
+    The other sections have arbitrary values, because training from the checkpoint uses another
+    config. Raises ConfigError if this program does not support the model.
     """
     model = dict(source.settings)
     model["vocab_size"] = num_tokens
@@ -186,7 +187,7 @@ def _drawn(
         if has_part or not name.startswith(head):
             raise _incomplete(source, name)
     if absent and missing == "refuse":
-        remedy = "pass weights that have one, or add --missing draw to draw it at random"
+        remedy = "pass weights with this head, or add --missing draw to initialize it at random"
         raise CheckpointError(str(source.folder), f"has no {HEAD}", remedy)
     return absent
 
@@ -200,12 +201,12 @@ def _unused(
     the wrong shape.
     """
     unused, kind = {}, ARCHITECTURES[source.family.architecture]
-    remedy = f"pass a plain {kind}, with the config and weights of the same model"
+    remedy = f"pass a standard {kind} model with the config that belongs to its weights"
     rows = source.weights[source.family.words].shape[0]
     for name, weight in source.weights.items():
         if name not in shapes:
             if objective != "mlm" or not name.startswith(NEXT_SENTENCE):
-                problem = f"not a tensor of the {kind} that this program implements"
+                problem = f"this tensor is not part of {kind} as this program implements it"
                 raise CheckpointError(weight.where, problem, remedy)
             unused[name] = "this model has no next-sentence prediction"
             continue
@@ -221,10 +222,10 @@ def _unused(
 def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str]) -> None:
     """Write the checkpoint directory `out` of a conversion.
 
-    `origin` is recorded in the manifest. Raises CheckpointError, and then leaves no files.
+    `origin` is recorded in the manifest. After a CheckpointError, no files are left.
     """
     if step_of(out) > 0:
-        problem = "the name is that of a training step, but these weights belong to step 0"
+        problem = "this is the name of a later training step, but these weights belong to step 0"
         raise CheckpointError(str(out), problem, "choose another name")
     num_bytes = 4 * sum(math.prod(shape) for shape in conversion.shapes.values())
     vocabulary = conversion.vocabulary
@@ -257,7 +258,7 @@ def write_checkpoint(conversion: Conversion, out: Path, origin: Mapping[str, str
 def _starting_config(model: ModelSection) -> str:
     """Return the text of a config for training from the converted weights.
 
-    It is the config pretrain_cpu with this model and with a learning rate for further training.
+    The config is pretrain_cpu, with this model and a learning rate for further training.
     """
     tables = read_toml(find_config("pretrain_cpu"))
     tables["model"] |= settings_of(model)

@@ -1,9 +1,9 @@
 """The command `export`, which writes a checkpoint as a directory that `transformers` loads.
 
 The directory contains the weights, the config and the tokenizer. The command first checks the
-checkpoint's digests. If it fails, it leaves no directory. Converting the directory back gives
+checkpoint's digests. After an error, no directory is left. Converting the directory back gives
 bit-identical weights. The checkpoint of a `pretrain` run is exported with a model card, README.md.
-It describes the model's data, its accuracy and how to load it, with the facts from the run's
+The card describes the model's data, its accuracy and how to load it, with the facts from the run's
 `pretrain.json`.
 """
 
@@ -42,16 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         "Write a checkpoint as a directory that Hugging Face transformers loads, with weights, "
-        "config and tokenizer. The weights stay the same bit for bit.",
+        "config and tokenizer. The exported weights are bit-identical to those of the checkpoint.",
         "mlperf_bert export runs/two/run_0/checkpoints --to huggingface --out exported",
     )
-    text = "a checkpoint, or a directory of checkpoints, whose newest is used"
+    text = "checkpoint to export, or directory of checkpoints, of which the newest is exported"
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help=text)
     text = "directory to create"
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = "program that should load the directory"
+    text = "program that can load the exported directory"
     parser.add_argument("--to", choices=("huggingface",), required=True, help=text)
-    text = "vocab.txt or tokenizer.json of the model (default: in the checkpoint or above it)"
+    text = "vocab.txt or tokenizer.json of the model (default: that of the checkpoint or above it)"
     parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
 
 
@@ -88,7 +88,7 @@ def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = No
     if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != {
         name: (shape, torch.float32) for name, shape in parameter_shapes(model).items()
     }:
-        problem = "the tensors are not those of the checkpoint's config"
+        problem = "the tensors do not match the checkpoint's config"
         raise CheckpointError(str(found / MODEL), problem, ELSE)
     family = FAMILIES[model.architecture]
     table, bias = (tensors[name].numpy() for name in family.fills)
@@ -134,7 +134,7 @@ def config_json(model: ModelSection, architecture: str, num_rows: int, pad_token
 class Facts:
     """Facts about a model that `pretrain` records for the model card.
 
-    A fact is None if it was not recorded. Accuracies, 0 .. 1, are fractions of the held-out set's
+    A fact is None if it was not recorded. Accuracies are fractions (0 .. 1) of the held-out set's
     masked tokens. `accuracy` is that of the final weights, and `untrained` that of the initial
     weights. `characters` is the length of the whole text. `left_out` is the number of its
     characters that are neither in the training set nor in the held-out set.
@@ -151,7 +151,7 @@ class Facts:
     example: str | None = None
 
     def accuracy_in_words(self) -> str:
-        """Return a phrase with the accuracy and the values to compare it with."""
+        """Return a phrase with the accuracy, the baseline's accuracy and that before training."""
         others = [f"{self.untrained:.4f} before training"]
         if self.context_free_accuracy is not None:
             baseline = f"{self.context_free_accuracy:.4f} of a context-free baseline"
@@ -176,13 +176,13 @@ class Facts:
 def read_facts(run_dir: Path, step: int) -> Facts | None:
     """Read the facts about a run from the file in its directory.
 
-    Returns None if there is no file, or if it describes another step than `step`. Raises DataError
-    if the file is damaged.
+    Returns None if there is no file, or if the file describes a step other than `step`. Raises
+    DataError if the file is damaged.
     """
     path = run_dir / PRETRAIN_FACTS
     if not path.exists():
         return None
-    remedy = "delete it to export without these facts"
+    remedy = "delete this file to export without a model card"
     values = read_json(path, missing="no such file", remedy=remedy)
     with reading(path, remedy):
         check_version(values, FACTS_VERSION, key="schema_version")
@@ -195,7 +195,7 @@ def model_card(
 ) -> bytes:
     """Return the contents of README.md, the model card.
 
-    `first` names the initial weights if they were loaded from a checkpoint.
+    `first` is the name of the checkpoint that training started from, or empty.
     """
     model, data, optim = config.model, config.data, config.optim
     masks = "drawn anew each time" if data.masking == "dynamic" else "stored with the data"

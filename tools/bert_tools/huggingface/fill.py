@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "probabilities, one per line.",
         'mlperf_bert fill "The [MASK] sat." --checkpoint runs/two/run_0/checkpoints',
     )
-    parser.add_argument("text", metavar="TEXT", help="text with one or more [MASK]")
-    text = "a checkpoint, or a directory of checkpoints, whose newest is used"
+    parser.add_argument("text", metavar="TEXT", help="text with [MASK] for each word to predict")
+    text = "checkpoint to load, or directory of checkpoints, of which the newest is loaded"
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=text)
-    text = "vocab.txt or tokenizer.json of the model (default: next to the checkpoint or above it)"
+    text = "vocab.txt or tokenizer.json of the model (default: that of the checkpoint or above it)"
     parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
-    text = "number of words to show for each [MASK]"
+    text = "number of words to print for each [MASK]"
     parser.add_argument("--top", type=int, default=5, metavar="N", help=text)
     text = "device to run the model on"
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the most probable words for each [MASK], one per line. Returns the exit status.
 
-    Raises ConfigError, CheckpointError or DataError.
+    Raises ConfigError, CheckpointError or DataError if the text, the checkpoint or its vocabulary
+    cannot be used.
     """
     from bert_tools.huggingface.tokenizer import vocabulary_of
     from mlperf_bert.checkpoint.load import load_weights
@@ -91,7 +92,7 @@ def fill(
 ) -> list[list[Candidate]]:
     """Return the `top` most probable tokens for each [MASK] of a text, in descending order.
 
-    The model must be in evaluation mode. If the text has several [MASK], each one is predicted
+    The model must be in evaluation mode. If the text has several masks, each word is predicted
     independently of the others. Special tokens are never candidates.
 
     Raises:
@@ -129,7 +130,7 @@ def _spelled(token: int, vocabulary: "AnyVocabulary") -> str:
 
 
 def _batch(tokens: list[int], vocabulary: "AnyVocabulary") -> "UnpaddedBatch":
-    """Return a batch that contains one sequence, whose [MASK] are the masked positions."""
+    """Return a batch of one sequence, in which the mask tokens are the masked positions."""
     import torch
 
     from mlperf_bert.data.batch import IGNORED, empty_batch

@@ -1,4 +1,4 @@
-"""Read weights in the format of Hugging Face: safetensors files and config.json.
+"""A reader of weights in the format of Hugging Face, which are safetensors files and config.json.
 
 The safetensors library reads the weights. Pickles are not supported, because a pickle from an
 untrusted source can run code. Opening a directory reads only the headers and the JSON files,
@@ -48,7 +48,8 @@ def is_huggingface(directory: Path) -> bool:
 def open_huggingface(folder: Path) -> Source:
     """Open the weights and settings of a directory, without reading the weights.
 
-    Only the headers and the JSON files are read. Raises CheckpointError.
+    Only the headers and the JSON files are read. Raises CheckpointError if a file is missing,
+    damaged or not supported.
     """
     check_directory(folder, HUGGINGFACE)
     path = folder / CONFIG
@@ -79,13 +80,13 @@ def open_huggingface(folder: Path) -> Source:
 def _stored_tensors(folder: Path) -> dict[str, Tensor]:
     """Map the tensors of a directory into memory, and return them by name.
 
-    Raises CheckpointError.
+    Raises CheckpointError if the directory contains no intact safetensors file.
     """
     if is_there(folder / SINGLE):
         return read_safetensors(folder / SINGLE)
     for name in _PICKLED:
         if is_there(folder / name):
-            problem = "this is a pickle, which can run code"
+            problem = "this file is a pickle, which can run code when it is loaded"
             raise CheckpointError(str(folder / name), problem, _AS_SAFETENSORS)
     raise CheckpointError(str(folder / SINGLE), "no such file", REMEDY)
 
@@ -101,7 +102,7 @@ def _sorted_out(
     names = our_names(stored, family)
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice:
-        problem = f"has two tensors for {twice[0]}, with different names"
+        problem = f"contains two tensors for {twice[0]}, with different names"
         raise CheckpointError(str(folder), problem, REMEDY)
     found = {
         ours: _weight(stored[name], f"{folder}: {in_brief(name)}") for name, ours in names.items()
@@ -138,9 +139,9 @@ def _weight(tensor: Tensor, where: str) -> Weight:
 
 
 def _check_copy(copy: Weight, original: Weight, name: str) -> None:
-    """Raise CheckpointError unless a duplicated weight is equal to the `original` weight."""
+    """Raise CheckpointError unless `copy` is equal to the `original` weight, called `name`."""
     if copy.shape != original.shape or not np.array_equal(copy.read(), original.read()):
-        problem = f"differs from {name}, but this program uses one weight for both"
+        problem = f"differs from {name}, but this program uses the same weight for both tensors"
         raise CheckpointError(copy.where, problem, "pass a model with a tied decoder")
 
 

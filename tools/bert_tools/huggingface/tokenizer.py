@@ -1,4 +1,4 @@
-"""Vocabularies in the format of Hugging Face: find the one of given weights, and export ours.
+"""Vocabularies in the format of Hugging Face, which this module finds, loads and exports.
 
 `tokenizer.json` is the format of the `tokenizers` library. It describes how to clean text and split
 it into words and word pieces. Our own word pieces differ from the library's for some characters,
@@ -85,7 +85,7 @@ _MUST_NOT_BE_FALSE = ("do_lower_case", "strip_accents", "tokenize_chinese_chars"
 
 
 def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
-    """Return the token ids of [CLS], a text with masked words, and [SEP].
+    """Return the token ids of a text with masked words, between those of [CLS] and [SEP].
 
     The text is encoded as `prepare` does. A masked word is written as [MASK] or as the vocabulary's
     own mask token. Raises ConfigError if the text has no masked word, or if there are more than
@@ -173,7 +173,7 @@ def _as_trained(file: TokenizerFile) -> bytes:
 def _template(cls: Mapping[str, int], sep: Mapping[str, int]) -> dict[str, Any]:
     """Return the post-processor that adds special tokens to one or two texts.
 
-    It makes [CLS] A [SEP] of a text A, and [CLS] A [SEP] B [SEP] of two texts A and B.
+    A text A becomes [CLS] A [SEP], and two texts A and B become [CLS] A [SEP] B [SEP].
     """
     (first,), (last,) = cls, sep
     ends = (_piece("SpecialToken", first, 0), _piece("SpecialToken", last, 0))
@@ -214,7 +214,7 @@ def word_piece_tokenizer(words: Vocabulary) -> dict[str, Any]:
 def _splitting() -> dict[str, Any]:
     """Return the sections of tokenizer.json that clean text and split it into words.
 
-    They give the same words as in training. The library's own rules for BERT (`_AS_OURS`) differ
+    The sections produce the same words as in training. The library's own rules (`_AS_OURS`) differ
     for 7,000 characters, for example for private-use characters, some ideographs, and recent marks
     and punctuation that its tables lack. Therefore the sections list every set of characters
     explicitly, according to the Unicode version of this Python.
@@ -297,10 +297,10 @@ def _json(values: Mapping[str, Any]) -> bytes:
 def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     """Load the given vocabulary, or the one next to the weights.
 
-    Next to the weights, this is vocab.txt if the model's tokenizer splits text like our word
-    pieces, and tokenizer.json otherwise. Raises DataError or ConfigError as `load_any_vocabulary`
-    does. Raises CheckpointError if there is no vocabulary, or if none splits text like the model's
-    tokenizer.
+    The vocabulary next to the weights is vocab.txt if the model's tokenizer splits text like our
+    word pieces, and otherwise tokenizer.json. Raises DataError or ConfigError as
+    `load_any_vocabulary` does. Raises CheckpointError if there is no vocabulary, or if none splits
+    text like the model's tokenizer.
     """
     if given is not None:
         return load_any_vocabulary(given)
@@ -323,12 +323,12 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     values = read_json(folder / TOKENIZER_CONFIG, missing="no such file", remedy=_REMEDY)
     kind = values.get("tokenizer_class")
     if kind is not None and not _OURS.fullmatch(str(kind)):
-        problem = f"{in_brief(kind)} does not split text like BERT's word pieces"
+        problem = f"{in_brief(kind)} does not split text as BERT's tokenizer does"
         where = f"{folder / TOKENIZER_CONFIG}: tokenizer_class"
         raise CheckpointError(where, problem, _TOKENIZER_FILE)
     for setting in _MUST_NOT_BE_FALSE:
         if values.get(setting) is False:
-            problem = "must not be false, because vocab.txt is always used as if it were true"
+            problem = "must not be false, because this program uses vocab.txt as if it were true"
             where = f"{folder / TOKENIZER_CONFIG}: {setting}"
             raise CheckpointError(where, problem, _TOKENIZER_FILE)
     return words
@@ -357,7 +357,7 @@ def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
     ordered = sorted(new, key=new.__getitem__)
     wanted = list(range(len(words), len(words) + len(new)))
     if [new[token] for token in ordered] != wanted or any(token in words.ids for token in new):
-        problem = f"has added tokens whose ids do not follow the {len(words):,} of {WORD_PIECES}"
+        problem = f"adds tokens whose ids do not follow the {len(words):,} ids of {WORD_PIECES}"
         raise CheckpointError(str(path), problem, _TOKENIZER_FILE)
     return ordered
 
@@ -385,8 +385,8 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
 def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocabulary:
     """Load the vocabulary that a checkpoint was trained with.
 
-    This is the file `given` or, if that is None, the file in the checkpoint or in a directory above
-    it. Raises CheckpointError if there is no file, or if its digest is not `sha256`. Raises
+    It is read from `given` or, if that is None, from a file in the checkpoint or in a directory
+    above it. Raises CheckpointError if there is no file, or if its digest is not `sha256`. Raises
     DataError or ConfigError as `load_any_vocabulary` does.
     """
     path = given or vocabulary_file(checkpoint)
@@ -400,13 +400,13 @@ def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocab
 def vocabulary_file(checkpoint: Path) -> Path:
     """Return the vocabulary file of a checkpoint.
 
-    This is the file in the checkpoint, or in the closest directory above it that has one. Raises
-    CheckpointError if there is none.
+    If the checkpoint itself contains none, the closest directory above it with a vocabulary file
+    counts. Raises CheckpointError if there is none.
     """
     directories = [checkpoint, *checkpoint.absolute().parents[:LEVELS_ABOVE]]
     paths = (directory / name for directory in directories for name in VOCABULARY_FILES)
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        problem = f"neither this directory nor those above it have {' or '.join(VOCABULARY_FILES)}"
+        problem = f"neither this directory nor one above contains {' or '.join(VOCABULARY_FILES)}"
         raise CheckpointError(str(checkpoint), problem, _OF_ITS_DATA)
     return path

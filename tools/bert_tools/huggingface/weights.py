@@ -1,4 +1,4 @@
-"""Map the names and settings of other programs' models to ours.
+"""The names and settings of other programs' models, and how they are converted to ours.
 
 Our parameters have the names of Hugging Face's BertForPreTraining and ModernBertForMaskedLM. For
 each of these two architectures, a `Family` describes the names and settings that import and export
@@ -50,7 +50,7 @@ class Family:
         word_bias: name of the masked-LM decoder's bias.
         segments: name of the token type embedding, which has a single row in some models.
         head: prefixes of the masked-LM head's names.
-        copies: maps a tensor that some files duplicate to the tensor of ours that it must equal.
+        copies: maps a tensor that some files store twice to our tensor, which must be equal.
         buffers: names of constants (position ids and zeros) that older releases stored with the
             weights.
         numbers: maps the library's settings to ours. Two settings that map to the same one must be
@@ -76,7 +76,7 @@ class Family:
 
     @property
     def fills(self) -> dict[str, float]:
-        """Map each tensor that has one row per word to the value that fills its padding rows."""
+        """Values that fill the padding rows of tensors with one row per word, by tensor name."""
         return {self.words: 0.0, self.word_bias: PADDING_BIAS}
 
 
@@ -208,7 +208,7 @@ def read_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a config.json to the settings of our config section [model].
 
     Raises KeyError or ValueError for a model that we do not support. Call this function within
-    `files.reading`, which turns these errors into ones that name the file.
+    `files.reading`, which converts these errors to ones that contain the path of the file.
     """
     kinds = {each.fixed["model_type"]: each for each in FAMILIES.values()}
     stated = config.get("model_type", "bert")
@@ -248,7 +248,7 @@ def _number(config: Mapping[str, Any], name: str) -> float:
 
 
 def _read_numbers(config: Mapping[str, Any], family: Family) -> dict[str, float]:
-    """Return those of our settings that are numbers, such as dropout.
+    """Read the settings that are numbers, such as dropout, and return them by our names.
 
     Raises ValueError if a value is not a number, or if settings that must be equal differ.
     """
@@ -263,9 +263,9 @@ def _read_numbers(config: Mapping[str, Any], family: Family) -> dict[str, float]
 
 
 def _read_pattern(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    """Return our settings for ModernBERT's two kinds of layers, from an old or a new config.
+    """Read the settings of ModernBERT's two kinds of layers, and return them by our names.
 
-    If a config states a setting in the old and in the new form, the new form counts, as in
+    If a config has a setting in the old and in the new form, the new form counts, as in
     transformers 5. Raises ValueError for a model that we do not support.
     """
     for name in _UNSUPPORTED:
@@ -282,11 +282,11 @@ def _read_pattern(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 def _read_bases(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the bases of rotary position embeddings, by the names of our settings.
 
-    Raises ValueError for other kinds of positions.
+    Raises ValueError for kinds of positions that we do not support.
     """
     rope = config.get("rope_parameters") or {}
     for kind in rope.keys() - _ROPE_BASES.keys():
-        problem = f"has {in_brief(kind)}, which is not a kind of this model's layers"
+        problem = f"contains {in_brief(kind)}, but this model has no layers of that kind"
         raise ValueError(f"rope_parameters {problem}")
     found = {}
     for kind, (ours, older) in _ROPE_BASES.items():
@@ -302,8 +302,8 @@ def _read_bases(config: Mapping[str, Any]) -> dict[str, float]:
 def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
     """Return how many layers there are from one layer with full attention to the next.
 
-    Returns None if the config does not state it. The first layer must have full attention. Raises
-    ValueError if the layers do not follow such a pattern.
+    Returns None if the config does not state the number. The first layer must have full attention.
+    Raises ValueError if the layers do not follow such a pattern.
     """
     every = _size(config, _EVERY) if _EVERY in config else None
     kinds = config.get("layer_types")
@@ -321,7 +321,7 @@ def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
 def stated_settings(model: ModelSection) -> dict[str, Any]:
     """Return the settings for config.json that describe a model, without its vocabulary.
 
-    For ModernBERT, they are stated in the form of `transformers` 5 and in that of version 4.48.
+    For ModernBERT, they are written in the forms of `transformers` 5 and of version 4.48.
     ModernBERT's special token ids are None, because the library's defaults belong to a larger
     vocabulary.
     """
@@ -344,7 +344,7 @@ def stated_settings(model: ModelSection) -> dict[str, Any]:
 
 
 def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArray[np.float32]:
-    """Truncate an array [R] or [R, D] to `num_rows` rows, or append rows of value `fill`."""
+    """Return an array [R] or [R, D], truncated or extended with `fill` to `num_rows` rows."""
     if len(values) >= num_rows:
         return np.ascontiguousarray(values[:num_rows])
     padded = np.full((num_rows, *values.shape[1:]), fill, np.float32)
@@ -353,7 +353,7 @@ def with_rows(values: NDArray[np.float32], num_rows: int, fill: float) -> NDArra
 
 
 def rows_that_matter(words: NDArray[np.float32], bias: NDArray[np.float32], num_tokens: int) -> int:
-    """Return the number of rows without the padding rows at the end.
+    """Return the number of rows of a word embedding without the padding rows at its end.
 
     The docstring of this module defines padding rows.
 
@@ -395,7 +395,7 @@ class Weight:
             raise CheckpointError(self.where, problem, "pass weights that are not quantized")
         found = np.ascontiguousarray(self.load(), dtype=np.float32)
         if not np.isfinite(found).all():
-            problem = "has values that are not finite in float32"
+            problem = "contains values that are not finite in float32"
             raise CheckpointError(self.where, problem, "pass weights of a run that did not diverge")
         return found
 

@@ -1,1 +1,1 @@
-"""Implements `mlperf_bert package`, which builds and checks an MLPerf submission without torch."""
+"""The command `mlperf_bert package`, which builds and checks an MLPerf submission without torch."""

@@ -1,4 +1,4 @@
-"""Runs MLCommons' checkers on a submission tree and judges the tree by their output.
+"""A runner for MLCommons' checkers, which judges a submission tree by the checkers' output.
 
 The checkers' exit statuses are not sufficient. Three of the checkers always exit with 0, one of
 them "accepts" a log that does not comply, and all of them skip whatever they do not know. Source:
@@ -59,7 +59,7 @@ def run_checkers(
     Raises ConfigError if mlperf_logging is not installed.
     """
     if importlib.util.find_spec("mlperf_logging") is None:
-        remedy = "run in the checkout: tools/venv.sh"
+        remedy = "run tools/venv.sh in the repository"
         raise ConfigError("mlperf_logging", "is not installed", remedy)
     problems: Problems = []
     scaling: dict[str, float] = {}
@@ -86,7 +86,7 @@ def _run_checker(call: Call, copy: Path) -> Problems:
     )
     output = done.stdout.decode("utf-8", errors="replace").replace(f"{copy}/", "")
     arguments = " ".join(call.arguments).replace(f"{copy}/", "").replace(str(copy), ".")
-    remedy = f"fix it, then check with: python -P -m mlperf_logging.{call.checker} {arguments}"
+    remedy = f"fix it, and check with `python -P -m mlperf_logging.{call.checker} {arguments}`"
     return [
         DataError(call.subject, f"{call.checker} of {call.ruleset} reports: {line}", remedy)
         for line in judge(call, done.returncode, output)
@@ -94,9 +94,9 @@ def _run_checker(call: Call, copy: Path) -> Problems:
 
 
 def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
-    """Return the reasons why a checker failed, in its own words.
+    """Return the lines in which a checker states why the check failed.
 
-    The result is empty if the checker succeeded.
+    The result is empty if the check succeeded.
     """
     lines = output.splitlines()
     bad = [line for line in lines if _BAD.search(line)]
@@ -123,7 +123,7 @@ def _one_line(line: str) -> str:
 
 
 def scaling_of(copy: Path, system: str) -> float:
-    """Return the scaling factor that the package checker wrote for a system, by default 1."""
+    """Return the scaling factor that the package checker wrote for a system, or otherwise 1."""
     path = copy / "results" / system / "bert" / "scaling.json"
     return float(json.loads(path.read_text())["scaling_factor"]) if path.exists() else 1.0
 

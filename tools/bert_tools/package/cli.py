@@ -1,4 +1,4 @@
-"""Defines the sub-command `package`, which copies, checks and scores an MLPerf submission."""
+"""The command `package`, which copies, checks and scores an MLPerf submission."""
 
 import argparse
 import os
@@ -36,20 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="RESULTS",
-        help="what to package: a run directory with result_0.txt to result_9.txt, or a directory "
-        "with <system>/bert/result_<i>.txt",
+        help="results to package, in a run directory with result_0.txt to result_9.txt, or in a "
+        "directory with <system>/bert/result_<i>.txt",
     )
     parser.add_argument(
         "--system",
         metavar="NAME",
-        help="system that the runs of a run directory ran on, as in systems/NAME.json",
+        help="system that the runs of a run directory used, described in systems/NAME.json",
     )
     parser.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="DIR",
-        help="new directory to write the submission to",
+        help="new directory for the submission",
     )
     parser.add_argument(
         "--root",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Copy a submission, check it, and print its score or its problems.
 
-    Returns 0 if the submission is accepted, otherwise 1.
+    Returns 0 if the submission is accepted, and otherwise 1.
 
     Raises ConfigError or DataError for an option or a directory that cannot be used.
     """
@@ -97,14 +97,14 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     if problems:
         count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        print(f"refused, {args.out} was not written: {count}")
+        print(f"refused because of {count}, so {args.out} was not written")
         return EXIT_REFUSED
-    print(f"accepted under {', '.join(rulesets)}: FOUND NO ERRORS, SUCCESS; {args.out}")
+    print(f"accepted under the rulesets {', '.join(rulesets)}, and written to {args.out}")
     return 0
 
 
 def _results_tree(args: argparse.Namespace, staging: Path) -> Path:
-    """Return the directory of the results to package, and print which results they are.
+    """Return the directory that contains the results to package, and print a line about them.
 
     The directory has the form <system>/bert/result_<i>.txt. The logs of a run directory are first
     copied to `staging` in this form.
@@ -117,14 +117,14 @@ def _results_tree(args: argparse.Namespace, staging: Path) -> Path:
         print(one_line(f"packaging the runs in {args.results} as results of {args.system}"))
         return staging
     if args.system is not None:
-        problem = f"is only for a run directory, and {args.results} has no result_<i>.txt"
-        remedy = "pass the LOGDIR of ten runs, or leave --system out"
+        problem = f"needs a run directory, but {args.results} contains no result_<i>.txt"
+        remedy = "pass the LOGDIR of ten runs, or remove --system"
         raise ConfigError("--system", problem, remedy)
     systems = [
         name for name in names_in(args.results) if is_run_directory(args.results / name / "bert")
     ]
     if not systems:
-        problem = "has neither result_<i>.txt nor <system>/bert/result_<i>.txt"
+        problem = "contains neither result_<i>.txt nor <system>/bert/result_<i>.txt"
         raise DataError(str(args.results), problem, _HOW_TO_NAME)
     print(one_line(f"packaging the results in {args.results} of {', '.join(systems)}"))
     return Path(args.results)
@@ -178,7 +178,7 @@ def _score_in_words(results: "SystemResults", scaling_factor: float) -> str:
 def _check_out(out: Path, root: Path, results: Path) -> None:
     """Raise ConfigError if the submission cannot be written to `out`."""
     if os.path.lexists(out):
-        remedy = "pass a new directory, or remove the existing one"
+        remedy = "pass a new directory, or remove the existing directory"
         raise ConfigError("--out", f"{out} exists", remedy)
     resolved = out.resolve()
     for source in (results, root / "systems", root / "benchmarks", root / "docs"):

@@ -1,4 +1,4 @@
-"""Copies the files that a submission needs: code, system descriptions and logs."""
+"""The copy of all files that a submission needs, which are code, descriptions and logs."""
 
 import difflib
 import os
@@ -32,7 +32,7 @@ _LOG = re.compile(r"result_.*\.txt")
 
 
 def is_run_directory(directory: Path) -> bool:
-    """Return whether result_<i>.txt is directly in a directory, as in run_and_time.sh's LOGDIR."""
+    """Return whether a directory contains result_<i>.txt, like the LOGDIR of run_and_time.sh."""
     return any(map(_LOG.fullmatch, names_in(directory)))
 
 
@@ -47,8 +47,8 @@ def results_of_runs(run_directory: Path, system: str | None, root: Path, results
     """
     known = sorted(path.stem for path in (root / "systems").glob("*.json"))
     if system is None:
-        problem = f"is missing, because {run_directory} is a run directory, which names no system"
-        remedy = f"name the system that the runs ran on, one of {', '.join(known)}"
+        problem = f"is missing, and the run directory {run_directory} does not record its system"
+        remedy = f"pass the system that the runs used, which is one of {', '.join(known)}"
         raise ConfigError("--system", problem, remedy)
     if system not in known:
         near = difflib.get_close_matches(system, known)
@@ -69,7 +69,7 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
     Args:
         root: the repository, with systems/ and benchmarks/.
         results: a directory with <system>/bert/result_<i>.txt.
-        tree: created here. Files with problems are left out.
+        tree: directory to create. Files with problems are not copied into it.
 
     Returns:
         The names of the systems that have results, and all problems.
@@ -78,7 +78,7 @@ def export(root: Path, results: Path, tree: Path) -> tuple[list[str], Problems]:
     """
     for directory in (results, root / "systems", *(root / name for name in CODE_DIRECTORIES)):
         if not directory.is_dir():
-            remedy = "pass RESULTS, and --root with the path of the repository"
+            remedy = "pass the results, and use --root to pass the path of the repository"
             raise DataError(str(directory), "no such directory", remedy)
     problems: Problems = []
     try:
@@ -108,7 +108,7 @@ def _export_code_file(root: Path, name: str, tree: Path, problems: Problems) -> 
     """
     path = root / name
     if not os.path.lexists(path):
-        remedy = "add it, because a submission must be reproducible"
+        remedy = "restore this file, because a submission must be reproducible"
         problems.append(DataError(name, "is missing", remedy))
         return
     problem = _problem(path)
@@ -125,15 +125,14 @@ def _export_results(results: Path, tree: Path, problems: Problems) -> list[str]:
         if len(parts) == 4 and parts[2] == "bert" and _LOG.fullmatch(parts[3]):
             _copy(path, tree / shown)
         elif len(parts) > 3 or parts[-1] != "README.md":
-            remedy = "move it away, because only README.md and "
-            remedy += "<system>/bert/result_<i>.txt belong there"
+            remedy = "keep only README.md and <system>/bert/result_<i>.txt in this directory"
             problems.append(DataError(shown, "is not a result", remedy))
     systems = [path.name for path in sorted(results.iterdir()) if path.is_dir() and _is_plain(path)]
     for system in systems:
         (tree / "results" / system / "bert").mkdir(parents=True, exist_ok=True)
     if not systems:
-        remedy = f"put {LOG_NAMES[0]} to {LOG_NAMES[-1]} of {RUNS} runs into <system>/bert"
-        problems.append(DataError("results", "has no results of a system", remedy))
+        remedy = f"copy {LOG_NAMES[0]} to {LOG_NAMES[-1]} of {RUNS} runs into <system>/bert"
+        problems.append(DataError("results", "contains no results of a system", remedy))
     return systems
 
 
@@ -145,7 +144,7 @@ def _export_descriptions(source: Path, systems: list[str], tree: Path, problems:
         if name in found:
             _copy(found[name], tree / name)
         else:
-            remedy = "copy another description of systems/, and change what differs"
+            remedy = "copy another description in systems/, and adapt it to this system"
             problems.append(DataError(name, "is missing", remedy))
 
 
@@ -157,7 +156,7 @@ def _walk(
 ) -> Iterator[tuple[Path, str]]:
     """Yield each file below a directory with its new name, which begins with `shown`.
 
-    Forbidden files are appended to `problems` instead.
+    For each forbidden file, a problem is appended to `problems` instead.
     """
     for path in sorted(directory.iterdir()):
         name = f"{shown}/{path.name}"

@@ -1,9 +1,9 @@
-"""Checks a system's results more strictly than MLCommons' checkers do.
+"""Checks of a system's results that are stricter than those of MLCommons.
 
 In the open division, MLCommons' checkers accept any accuracy, any seed and an aborted run. In both
 divisions, they accept one log that does not comply. This module checks the values of a system's
-description by MLCommons' submission rules. It leaves it to MLCommons' checker to require every
-field. A log is plain text, so no check can tell a forged log from a genuine one.
+description by MLCommons' submission rules. Only MLCommons' checker requires all fields.
+A log is plain text, so no check can tell a forged log from a genuine one.
 """
 
 import re
@@ -72,7 +72,7 @@ _MS_PER_MINUTE = 60_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """The facts about one run, read from its log.
+    """Facts about one run, read from its log.
 
     `initial_weights` is "checkpoint" or "random", or None if the log does not record it. `accuracy`
     is the last measured accuracy. `minutes` is the time from `run_start` to `run_stop`.
@@ -151,10 +151,10 @@ def _check_names(names: Sequence[str], where: str) -> Problems:
         return []
     missing = ", ".join(name for name in LOG_NAMES if name not in names)
     surplus = ", ".join(name for name in names if name not in LOG_NAMES)
-    problem = f"has {len(names)} logs instead of {RUNS}"
+    problem = f"contains {len(names)} logs instead of {RUNS}"
     problem += f" (missing: {missing})" if missing else ""
     problem += f" (not expected: {surplus})" if surplus else ""
-    remedy = f"name the logs of {RUNS} runs (NEXP={RUNS}) {LOG_NAMES[0]} to {LOG_NAMES[-1]}"
+    remedy = f"provide {LOG_NAMES[0]} to {LOG_NAMES[-1]} of {RUNS} runs (NEXP={RUNS})"
     return [DataError(where, problem, remedy)]
 
 
@@ -167,25 +167,25 @@ def _check_run(run: RunFacts) -> Iterator[DataError]:
         yield DataError(
             run.name,
             f"the status of the run is {in_brief(run.status)}",
-            "use a run with status 'success'",
+            "use a run that ended with the status 'success'",
         )
     if run.benchmark != "bert":
         yield DataError(
             run.name,
             f"the benchmark is {in_brief(run.benchmark)}",
-            "use a run of 'bert'",
+            "use a run of the benchmark 'bert'",
         )
     if run.accuracy < run.quality_target:
-        problem = f"the last accuracy is {run.accuracy}, below the target of {run.quality_target}"
+        problem = f"the last accuracy, {run.accuracy}, is below the target of {run.quality_target}"
         yield DataError(run.name, problem, "train until the target is reached")
     if run.division == "closed" and min(run.quality_target, run.accuracy) < CLOSED_TARGET_ACCURACY:
-        problem = f"the target is {run.quality_target} and the accuracy {run.accuracy}"
-        remedy = f"in the closed division both must be at least {CLOSED_TARGET_ACCURACY}"
+        problem = f"the target is {run.quality_target}, and the accuracy is {run.accuracy}"
+        remedy = f"for the closed division, train to a target of at least {CLOSED_TARGET_ACCURACY}"
         yield DataError(run.name, problem, remedy)
     if not may_begin_with(run.initial_weights, run.division):
-        problem = f"initial_weights is {in_brief(run.initial_weights)} in the closed division"
+        problem = f"the closed division forbids initial_weights {in_brief(run.initial_weights)}"
         if run.initial_weights is None:
-            problem = "the log does not say which weights the run started from (initial_weights)"
+            problem = "the log does not record which weights the run began with (initial_weights)"
         remedy = (
             "rerun from MLPerf's checkpoint (INIT_CHECKPOINT, --init-checkpoint), or use the open "
             "division"
@@ -195,8 +195,8 @@ def _check_run(run: RunFacts) -> Iterator[DataError]:
         problem = "the run was resumed from a checkpoint, so its time does not count"
         yield DataError(run.name, problem, "use a run that was not interrupted")
     if not run.rules_enforced:
-        problem = "the run was made with mlperf.enforce_rules = false"
-        yield DataError(run.name, problem, "set it to true and rerun")
+        problem = "the run was started with mlperf.enforce_rules = false"
+        yield DataError(run.name, problem, "set mlperf.enforce_rules to true, and rerun")
 
 
 def _check_against(
@@ -205,22 +205,22 @@ def _check_against(
     """Yield the contradictions between a run and its system's description, the file `where`."""
     division = description.get("division")
     if division != run.division:
-        problem = f"the division is {in_brief(run.division)}, but {in_brief(division)} in {where}"
-        yield DataError(run.name, problem, "correct the description, or rerun in its division")
+        problem = f"the division is {in_brief(run.division)}, but {where} has {in_brief(division)}"
+        yield DataError(run.name, problem, "correct the description, or rerun in that division")
     nodes, accelerators = (
         _count(description.get(field)) for field in ("number_of_nodes", "accelerators_per_node")
     )
     if nodes is not None and nodes != run.nodes:
-        problem = f"the run used {run.nodes} nodes, but {where} has {nodes}"
-        yield DataError(run.name, problem, "move the log to the system that it ran on")
+        problem = f"the run used {run.nodes} nodes, but {where} describes {nodes}"
+        yield DataError(run.name, problem, "move the log to the system that the run used")
     if nodes and accelerators and nodes * accelerators != run.ranks:
-        problem = f"the run used {run.ranks} ranks, but {where} has {nodes} x {accelerators}"
-        remedy = "describe the accelerators that were used, one per rank"
+        problem = f"the run used {run.ranks} ranks, but {where} describes {nodes} x {accelerators}"
+        remedy = "describe only the accelerators that the run used, which are one per rank"
         yield DataError(run.name, f"{problem} accelerators", remedy)
 
 
 def _count(text: object) -> int | None:
-    """Convert the text of a number in a description, or return None if it is invalid.
+    """Convert a description's text to an integer, or return None if the text is invalid.
 
     `check_description` reports invalid numbers.
     """
@@ -242,8 +242,8 @@ def _check_together(runs: Sequence[RunFacts], where: str) -> Iterator[DataError]
     for what in dict.fromkeys(key for each in facts for key in each):
         values = sorted({in_brief(each.get(what)) for each in facts})
         if len(values) > 1:
-            problem = f"the runs differ in {in_brief(what)} ({', '.join(values)})"
-            yield DataError(where, problem, f"make all {RUNS} runs with the same config")
+            problem = f"the runs have different values of {in_brief(what)} ({', '.join(values)})"
+            yield DataError(where, problem, f"use the same config for all {RUNS} runs")
 
 
 def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataError]]:
@@ -251,7 +251,7 @@ def read_description(path: Path, name: str) -> tuple[dict[str, Any], list[DataEr
 
     Returns the description and its problems, whose messages use `name` for the file.
     """
-    remedy = "fix it, or copy another description of systems/"
+    remedy = "correct it, or copy another description in systems/"
     try:
         description = parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
     except OSError as error:
@@ -297,14 +297,14 @@ def read_facts(log: RunLog) -> RunFacts:
     """
     if log.last_text("quality_target") == "none":
         problem = "the run had no target (eval.target_accuracy = 'none'), so it has no result"
-        raise DataError(log.name, problem, "set a target and rerun")
+        raise DataError(log.name, problem, "set eval.target_accuracy to a number, and rerun")
     values = _single_values(log)
     stop = log.records[-1]
     if stop.key != "run_stop":
-        raise DataError(log.name, f"has {in_brief(stop.key)} after run_stop", _RERUN)
+        raise DataError(log.name, f"has the record {in_brief(stop.key)} after run_stop", _RERUN)
     evaluations = log.named("eval_accuracy")
     if not evaluations:
-        raise DataError(log.name, "has no record eval_accuracy", _RERUN)
+        raise DataError(log.name, "contains no record of eval_accuracy", _RERUN)
     accuracy = evaluations[-1].value
     if not (isinstance(accuracy, int | float) and is_number(accuracy) and 0 <= accuracy <= 1):
         problem = f"eval_accuracy must be a number from 0 to 1, not {in_brief(accuracy)}"
@@ -334,13 +334,13 @@ def _single_values(log: RunLog) -> dict[str, Any]:
     found = {key: log.named(key) for key in _SINGLE}
     missing = [key for key, records in found.items() if not records and key not in _OPTIONAL]
     if missing:
-        problem = f"has no record {', '.join(missing)}, so the run did not end or is too old"
+        problem = f"has no record of {', '.join(missing)}, so the run did not end or is too old"
         raise DataError(log.name, problem, _RERUN)
     present = {key: records for key, records in found.items() if records}
     for key, records in present.items():
         value, kind = records[0].value, _SINGLE[key][1]
         if len(records) > 1:
-            raise DataError(log.name, f"has {len(records)} records {key} instead of one", _RERUN)
+            raise DataError(log.name, f"has {len(records)} records of {key} instead of one", _RERUN)
         if not _has_type(value, kind):
             wanted = "null" if kind is type(None) else f"of type {kind.__name__}"
             raise DataError(log.name, f"{key} must be {wanted}, not {in_brief(value)}", _RERUN)
