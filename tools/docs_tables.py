@@ -48,7 +48,7 @@ def main() -> int:
         type=Path,
         metavar="DIR",
         default=Path(__file__).parents[1],
-        help="root of the repository (default: that of this script)",
+        help="root of the repository (default: the repository of this script)",
     )
     options = parser.parse_args()
     root: Path = options.root.resolve()
@@ -85,7 +85,7 @@ def with_new_tables(path: Path, root: Path) -> tuple[str, list[str]]:
                 raise DataError(where, f"no line `{END}` follows", "add it below the table")
             last = position + rest.index(END)
             if any(OPENING.fullmatch(line) for line in rest[: last - position]):
-                raise DataError(where, f"no `{END}` before the next table", "add it in between")
+                raise DataError(where, f"`{END}` is missing", "add it below this table")
             table, problem = run(found[1], root)
             if problem:
                 raise DataError(where, f"{found[1]}: {problem}", "fix the command or its log")

@@ -2,7 +2,7 @@
 
     python tools/kernel_table.py [--capability 90] [--only REGEX] [--keep DIR]
 
-No GPU is needed. The output is a JSON list with one object per kernel. It states, for example, the
+No GPU is needed. The output is a JSON list of objects, one per kernel. Each object contains the
 registers per thread, the bytes of stack and of shared memory, the loads and stores of spilled
 registers, and the programs per multiprocessor. It also counts matrix instructions, stores of 1 and
 of 16 bytes, and instructions per element. `tests/unit/model/test_kernel_gate.py` checks these
@@ -399,7 +399,7 @@ def main() -> None:
         type=int,
         default=90,
         choices=sorted(SHARED_BYTES),
-        help="compute capability to compile for, times 10, so 90 means 9.0 (default: 90)",
+        help="compute capability to compile for, times 10 (default: 90)",
     )
     parser.add_argument(
         "--only", default="", metavar="REGEX", help="compile only cases whose name matches REGEX"

@@ -422,7 +422,7 @@ def main() -> int:
         "--count", type=_positive, default=150, help="number of faults to try (default: 150)"
     )
     parser.add_argument(
-        "--seed", help="seed for drawing faults (default: 8 digits of the tree's hash)"
+        "--seed", help="seed for drawing faults (default: start of the tree's hash)"
     )
     parser.add_argument(
         "--journal",
@@ -440,7 +440,7 @@ def main() -> int:
         "--root",
         type=Path,
         default=Path(__file__).parents[1],
-        help="root of the git repository to test (default: that of this script)",
+        help="root of the git repository to test (default: the repository of this script)",
     )
     options = parser.parse_args()
     root: Path = options.root.resolve()
@@ -539,7 +539,7 @@ def _positive(text: str) -> int:
 def print_score(faults: Sequence[Fault], records: dict[str, dict[str, object]]) -> None:
     """Print the faults that survived, and the fraction of faults that the tests found.
 
-    The fraction is printed with its 95% confidence interval, and the last line has only the
+    The fraction is printed with its 95% confidence interval, and the last line contains only the
     percentage.
     """
     for fault in faults:

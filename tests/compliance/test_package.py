@@ -62,7 +62,7 @@ def accepted(request, repository, tmp_path_factory):
     status, output = call(results, "--root", repository, "--out", out, *words)
     assert status == 0, output
     said = output.splitlines()
-    assert said[-1] == f"accepted under the rulesets {request.param}, and written to {out}"
+    assert said[-1] == f"wrote {out}, which passed all checks of the rulesets {request.param}"
     return out, said
 
 
@@ -110,7 +110,7 @@ def test_a_refusal_leaves_nothing_behind(root, tmp_path):
     status, output = call(root / "results", "--root", root, "--out", out)
     assert status == 1
     assert output.splitlines()[1].startswith(f"results/{OPEN}/bert/.DS_Store: has a name")
-    assert output.splitlines()[2].startswith(f"refused because of 1 problem, so {out} was")
+    assert output.splitlines()[2].startswith(f"the submission has 1 problem, so {out} was")
     assert list(out.parent.iterdir()) == []
 
 

@@ -154,7 +154,7 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
         patch.setattr("bert_tools.huggingface.conversion.write_tensors", fail)
         assert_refused("No space left", "bert")
     (tmp_path / "bert" / "model.safetensors").rename(tmp_path / "bert" / "pytorch_model.bin")
-    assert_refused("this is a pickle", "bert")
+    assert_refused("this file is a pickle", "bert")
 
 
 @pytest.mark.timeout(60)

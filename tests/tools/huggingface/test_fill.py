@@ -77,7 +77,7 @@ def test_command(tmp_path, vocabulary, synthetic_data, capsys):
     checkpoint = saved.parent
     (checkpoint / "LATEST").write_text(saved.name)
     given = ("fill", "w1 [MASK] w2", "--checkpoint", str(checkpoint), "--device", "cpu")
-    missing = "nor one above contains vocab.txt or tokenizer.json"
+    missing = "nor any above it has vocab.txt or tokenizer.json"
     assert missing in refusal(capsys, *given)
     (checkpoint.parents[1] / "vocab.txt").write_bytes(vocabulary.contents + b"more\n")
     assert "this is not the vocabulary that the checkpoint" in refusal(capsys, *given)

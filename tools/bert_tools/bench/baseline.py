@@ -214,8 +214,8 @@ def _labels(batch: UnpaddedBatch) -> Tensor:
 def unpadded_inputs(batch: UnpaddedBatch) -> dict[str, Any]:
     """Convert a batch to inputs of `unpadded_loss`, on the batch's device.
 
-    Tensors with one value per token are [1, T]. "first" contains the positions of the [CLS] tokens,
-    int64 [B].
+    In "tokens", tensors with one value per token are [1, T]. "first" contains the positions of the
+    [CLS] tokens, int64 [B].
     """
     return {
         "tokens": {
@@ -304,7 +304,7 @@ def fused_adamw(model: nn.Module, rule: OptimSection) -> torch.optim.Optimizer:
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return the autocast context in which users of `transformers` usually train fp32 weights.
 
-    The context computes in bf16. If `precision` is "fp32", it has no effect.
+    The context computes in bf16. If `precision` is "fp32", the context has no effect.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
@@ -345,17 +345,17 @@ def prepare_baselines(
     """Build each of BASELINES, and run its training step once on every batch.
 
     Args:
-        make_baseline: returns a new model in training mode.
-        data: the batches of all contenders.
+        make_baseline: function that returns a new model in training mode.
+        data: the batches for all measured models.
         config: settings of the model. If its precision is not fp32, baselines run under autocast.
         device: device of the models and the data.
-        compiled: what the compiled baselines compile with torch.compile. "no" leaves them out.
+        compiled: what to compile with torch.compile. With "no", compiled baselines are skipped.
         check: function that gets a baseline's name, and its loss on the first batch without
             dropout. It raises ConfigError if the loss differs from that of our model.
         progress: shows which baseline is being prepared.
 
     Returns:
-        Two dicts by baseline: the steps of those that can run, and why the others cannot run.
+        The steps of the baselines that can run, and why each of the others cannot, by name.
     """
     contenders: dict[str, Contender] = {}
     reasons: dict[str, str] = {}

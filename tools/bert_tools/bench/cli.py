@@ -81,8 +81,8 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
         commands,
         "train",
         "measure the speed and the memory of a training step",
-        "Measure a training step of one rank, and print the samples per second, the model FLOPs "
-        "utilization (MFU) and the memory. MFU is relative to matrix products on this machine.",
+        "Measure a training step of one rank, and print samples per second, memory and model FLOPs "
+        "utilization (MFU), which is a fraction of the speed of matrix products on this machine.",
         "mlperf_bert bench train --steps 10 --profile",
     )
     measured = train.add_argument_group("what is measured")
@@ -103,7 +103,7 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="write torch's trace of one step to this .json.gz file, needs --profile",
+        help="write torch's trace of one step to this .json.gz file (needs --profile)",
     )
 
 
@@ -126,7 +126,7 @@ def _add_common(
         metavar="S",
         help="stop measuring after about this many seconds",
     )
-    limits.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of torch")
+    limits.add_argument("--threads", type=int, default=2, metavar="N", help="number of CPU threads")
     limits.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

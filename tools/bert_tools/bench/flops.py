@@ -86,7 +86,7 @@ def _attended(model: ModelSection, lengths: Sequence[float]) -> float:
 def _layer_products(model: ModelSection) -> int:
     """Count the multiply-adds that one layer's weights need per token.
 
-    With hidden size D and feed-forward width F, this is 4 D^2 + 2 D F, or 4 D^2 + 3 D F if gated.
+    With hidden size D and feed-forward width F, this is 4 D^2 + 2 D F, or 4 D^2 + 3 D F with gates.
     """
     matrices = 3 if model.architecture == "modern" else 2
     return 4 * model.hidden_size**2 + matrices * model.hidden_size * model.intermediate_size

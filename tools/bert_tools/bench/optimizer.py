@@ -1,6 +1,6 @@
-"""The measurement of `bench optimizer`, which compares implementations of the optimizer's update.
+"""The measurement of `bench optimizer`, which times implementations of the optimizer's update.
 
-The implementations are our flat buffers, a loop over tensors (the reference), and torch's AdamW.
+It compares our flat buffers, a loop over tensors (the reference), and torch's fused AdamW.
 """
 
 import copy
@@ -55,7 +55,7 @@ def measure(
     """Measure each implementation of the update, and return the JSON object of `bench optimizer`.
 
     For each optimizer, every implementation runs at most `steps` updates, and no update starts
-    after `seconds` seconds. Raises ConfigError if the weights of two implementations differ.
+    after `seconds` seconds. Raises ConfigError if the resulting weights differ too much.
     """
     seed, rows = int(config.run.seed), []
     for number, rule in enumerate(RULES, 1):

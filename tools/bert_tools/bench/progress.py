@@ -26,7 +26,7 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, *, log_interval_s: float = LOG_INTERVAL_S):
         """Set the stream to print to, which is stderr by default.
 
-        If the stream is not a terminal, the first line is repeated after `log_interval_s` seconds.
+        If the stream is not a terminal, lines are repeated after `log_interval_s` seconds or more.
         """
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty()

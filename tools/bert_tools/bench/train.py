@@ -1,4 +1,4 @@
-"""The measurement of `bench train`, with the speed and, if requested, a profile of a training step.
+"""The measurement of `bench train`, which times and, on request, profiles a training step.
 
 The profile comes from torch's profiler. It lists the time of each kernel on CUDA, and of each
 operator on a CPU. The time of an operator excludes the time of the operators that it calls.

@@ -164,9 +164,9 @@ def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
 
 
 def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
-    """Generate updates from random samples of given lengths, on the host and without padding.
+    """Generate batches of random samples with given lengths, on the host and without padding.
 
-    `lengths` is int64 [updates, micro-batches, sequences].
+    `lengths` is int64 [updates, micro-batches, sequences]. Returns one tuple per update.
     """
     data, updates = config.data, []
     ids = np.arange(lengths.size).reshape(lengths.shape)

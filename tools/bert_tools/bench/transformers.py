@@ -101,7 +101,7 @@ def _compared(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Check that the models have the same loss, measure all steps, and return the results."""
+    """Check that the models have the same loss, measure their steps, and return the results."""
     progress.start(f"building our model and that of transformers on {device}")
     model, seed = config.model, int(config.run.seed)
     updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
@@ -109,7 +109,8 @@ def _compared(
     exact = make_ours(exact_model(model), seed, device)
     loss_difference = check_same_loss(exact, make_baseline(exact, model, device), data)
     progress.say(
-        f"for equal weights, both models have the same loss (difference {loss_difference:.1e})"
+        "with equal weights, our model and that of transformers have the same loss "
+        f"(difference {loss_difference:.1e})"
     )
     expected = {name: expected_loss(exact, name, data) for name in ("ours", *BASELINES)}
     ours = exact if model.precision == "fp32" else make_ours(model, seed, device)

@@ -22,7 +22,7 @@ PLANNED_SAMPLES = 2**16  # number of samples from which a run's shapes are plann
 
 @dataclass(frozen=True, kw_only=True)
 class LengthHistogram:
-    """The numbers of sequences of each length.
+    """The number of sequences of each length.
 
     `counts[i]` sequences have `lengths[i]` tokens. Every count is at least one, and `lengths` is
     ascending. The two arrays are int64 [n].

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert the weights, and print what happened to each tensor. Returns the exit status."""
+    """Convert the weights, and print which tensors were ignored. Returns the exit status."""
     from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 
     source = _open(args.format, args.source)

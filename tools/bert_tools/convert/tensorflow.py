@@ -59,7 +59,7 @@ def open_tensorflow_source(path: Path) -> Source:
         ours: _weight(tensors[name], f"{path}: {in_brief(name)}") for name, ours in names.items()
     }
     config = prefix.parent / CONFIG
-    remedy = f"copy the {CONFIG} of these weights into their directory"
+    remedy = f"copy the {CONFIG} of these weights into the same directory"
     try:
         stated = read_json(config, missing="no such file", remedy=remedy)
         with reading(config, remedy):
@@ -250,7 +250,7 @@ def read_bundle(prefix: Path) -> Mapping[str, BundleTensor]:
     because no published BERT has such a variable.
 
     Raises CheckpointError if a file is missing or damaged, if a tensor extends beyond its file, or
-    if its size does not match its shape.
+    if the size of a tensor does not match its shape.
     """
     path = _index_of(prefix)
     with damage_of(path):

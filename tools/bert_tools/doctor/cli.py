@@ -281,7 +281,7 @@ def check_all_reduce(config: RunConfig | None) -> list[Finding]:
     """Start ranks that test an all-reduce on this machine and print the result.
 
     The config sets the number of ranks. Without a config, there is one rank per GPU, but at least
-    two ranks. Returns a finding if the test fails, and otherwise none. Raises ConfigError if the
+    two ranks. Returns one finding if the test fails, and otherwise none. Raises ConfigError if the
     machine cannot run so many ranks.
     """
     from mlperf_bert.distributed.spawn import run_on_ranks

@@ -1,1 +1,1 @@
-"""Read and write models in the format of Hugging Face."""
+"""Models in the format of Hugging Face, which this package reads and writes."""

@@ -81,7 +81,7 @@ class Conversion:
         """Return one of our parameters as a float32 tensor in our shape.
 
         The parameter is read from the source, or randomly initialized if it is in `drawn`. Raises
-        CheckpointError if the source is damaged.
+        CheckpointError if the source is damaged, or if a value is not finite.
         """
         shape, family = self.shapes[name], self.source.family
         if name not in self.drawn:
@@ -138,7 +138,7 @@ def parameter_shapes(model: ModelSection) -> dict[str, tuple[int, ...]]:
 def _incomplete(source: Source, name: str) -> CheckpointError:
     """Return the error for a source that lacks the tensor `name`.
 
-    Its message lists the tensors that have a similar name.
+    The message lists the tensors that have a similar name.
     """
     tail = name.removeprefix(source.family.body)
     similar = [in_brief(each) for each in (*source.weights, *source.ignored) if each.endswith(tail)]

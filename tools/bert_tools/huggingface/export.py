@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help=text)
     text = "directory to create"
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    text = "program that can load the exported directory"
+    text = "format of the exported directory"
     parser.add_argument("--to", choices=("huggingface",), required=True, help=text)
-    text = "vocab.txt or tokenizer.json of the model (default: that of the checkpoint or above it)"
+    text = "vocab.txt or tokenizer.json (default: from the checkpoint or a directory above it)"
     parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
 
 

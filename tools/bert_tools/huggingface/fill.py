@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="text with [MASK] for each word to predict")
     text = "checkpoint to load, or directory of checkpoints, of which the newest is loaded"
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=text)
-    text = "vocab.txt or tokenizer.json of the model (default: that of the checkpoint or above it)"
+    text = "vocab.txt or tokenizer.json (default: from the checkpoint or a directory above it)"
     parser.add_argument("--vocab", type=Path, metavar="FILE", help=text)
     text = "number of words to print for each [MASK]"
     parser.add_argument("--top", type=int, default=5, metavar="N", help=text)

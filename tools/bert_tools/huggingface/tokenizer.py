@@ -337,7 +337,7 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
 def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
     """Return the tokens that other files add to vocab.txt, in the order of their ids.
 
-    The vocabulary keeps them as ordinary words. A word with capital letters or punctuation never
+    The vocabulary keeps these as ordinary words. A word with capital letters or punctuation never
     matches, because text is first converted to lower case and split at punctuation. Raises
     CheckpointError if the ids do not directly follow those of vocab.txt, or if a token has two ids.
     """
@@ -385,8 +385,8 @@ def _splits_alike(path: Path, words: Vocabulary) -> bool:
 def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocabulary:
     """Load the vocabulary that a checkpoint was trained with.
 
-    It is read from `given` or, if that is None, from a file in the checkpoint or in a directory
-    above it. Raises CheckpointError if there is no file, or if its digest is not `sha256`. Raises
+    The file is `given` or, if that is None, in the checkpoint or in a directory above the
+    checkpoint. Raises CheckpointError if there is no file, or if its digest is not `sha256`. Raises
     DataError or ConfigError as `load_any_vocabulary` does.
     """
     path = given or vocabulary_file(checkpoint)
@@ -398,7 +398,7 @@ def vocabulary_of(checkpoint: Path, sha256: str, given: Path | None) -> AnyVocab
 
 
 def vocabulary_file(checkpoint: Path) -> Path:
-    """Return the vocabulary file of a checkpoint.
+    """Return the path of a checkpoint's vocabulary file.
 
     If the checkpoint itself contains none, the closest directory above it with a vocabulary file
     counts. Raises CheckpointError if there is none.
@@ -407,6 +407,6 @@ def vocabulary_file(checkpoint: Path) -> Path:
     paths = (directory / name for directory in directories for name in VOCABULARY_FILES)
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        problem = f"neither this directory nor one above contains {' or '.join(VOCABULARY_FILES)}"
+        problem = f"neither this directory nor any above it has {' or '.join(VOCABULARY_FILES)}"
         raise CheckpointError(str(checkpoint), problem, _OF_ITS_DATA)
     return path

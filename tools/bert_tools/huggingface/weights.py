@@ -194,7 +194,7 @@ def our_names(theirs: Iterable[str], family: Family) -> dict[str, str]:
 def _wrapper(names: Collection[str], family: Family) -> str | None:
     """Return the prefix that a wrapper added to all names, or None.
 
-    The prefix `model.` is not counted as a wrapper's if the architecture itself uses it.
+    The prefix `model.` counts only if the architecture does not use this prefix itself.
     """
     for prefix in _WRAPPERS:
         if names and all(name.startswith(prefix) for name in names):
@@ -321,7 +321,7 @@ def _read_period(config: Mapping[str, Any], num_layers: int) -> int | None:
 def stated_settings(model: ModelSection) -> dict[str, Any]:
     """Return the settings for config.json that describe a model, without its vocabulary.
 
-    For ModernBERT, they are written in the forms of `transformers` 5 and of version 4.48.
+    ModernBERT's are written in the forms of `transformers` 5 and of version 4.48.
     ModernBERT's special token ids are None, because the library's defaults belong to a larger
     vocabulary.
     """

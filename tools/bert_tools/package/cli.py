@@ -23,7 +23,7 @@ _HOW_TO_NAME = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `package`."""
+    """Add the command-line options of `package` to its parser."""
     describe(
         parser,
         "Copy results and code into a submission directory, check it with this project's checks "
@@ -97,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     if problems:
         count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-        print(f"refused because of {count}, so {args.out} was not written")
+        print(f"the submission has {count}, so {args.out} was not written")
         return EXIT_REFUSED
-    print(f"accepted under the rulesets {', '.join(rulesets)}, and written to {args.out}")
+    print(f"wrote {args.out}, which passed all checks of the rulesets {', '.join(rulesets)}")
     return 0
 
 

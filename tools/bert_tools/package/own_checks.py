@@ -2,8 +2,8 @@
 
 In the open division, MLCommons' checkers accept any accuracy, any seed and an aborted run. In both
 divisions, they accept one log that does not comply. This module checks the values of a system's
-description by MLCommons' submission rules. Only MLCommons' checker requires all fields.
-A log is plain text, so no check can tell a forged log from a genuine one.
+description by MLCommons' submission rules. Only MLCommons' checker requires all fields. A log is
+plain text, so no check can tell a forged log from a genuine one.
 """
 
 import re
@@ -146,7 +146,7 @@ def _check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
 
 
 def _check_names(names: Sequence[str], where: str) -> Problems:
-    """Check that the log files of a system are result_0.txt to result_9.txt."""
+    """Return a problem unless the log files of a system are result_0.txt to result_9.txt."""
     if sorted(names) == sorted(LOG_NAMES):
         return []
     missing = ", ".join(name for name in LOG_NAMES if name not in names)
@@ -154,7 +154,7 @@ def _check_names(names: Sequence[str], where: str) -> Problems:
     problem = f"contains {len(names)} logs instead of {RUNS}"
     problem += f" (missing: {missing})" if missing else ""
     problem += f" (not expected: {surplus})" if surplus else ""
-    remedy = f"provide {LOG_NAMES[0]} to {LOG_NAMES[-1]} of {RUNS} runs (NEXP={RUNS})"
+    remedy = f"provide the logs {LOG_NAMES[0]} to {LOG_NAMES[-1]} of {RUNS} runs (NEXP={RUNS})"
     return [DataError(where, problem, remedy)]
 
 
