@@ -104,7 +104,7 @@ def test_moved_boundaries_are_one_line(tiny_config, altered, tmp_path, name, pol
         assert statuses != [0], refusals
     else:
         assert set(statuses) <= {MISTAKE, LOST}, (statuses, refusals)
-    assert any("the sizes of its samples do not match its index" in each for each in refusals)
+    assert any("the sizes of samples do not match the set's index" in each for each in refusals)
 
 
 def test_flipped_bits_are_one_line_and_leave_no_result(tiny_config, synthetic_data, tmp_path):

@@ -153,7 +153,7 @@ def test_a_trainer_that_stops_takes_the_others_out_of_the_exchange(seen):
     *batches, said = seen[0]["left alone"]
     assert batches == seen[0]["exchange_global planned"][: len(batches)]
     problem = "stopped because another rank's reader stopped"
-    assert said == f"reader of rank 0: {problem}; see that rank's error message"
+    assert said == f"reader of rank 0: {problem}; see the error message of the other rank"
     assert len(seen[1]["left alone"]) == 2
 
 

@@ -30,7 +30,7 @@ def test_a_closed_run_without_weights_is_refused_at_once(synthetic_data, tiny_co
     code += "; sys.exit(99 if 'torch' in sys.modules else status)"  # whose import takes seconds
     done = run_process(sys.executable, "-c", code, "train", *places, *CLOSED)
     assert done.returncode == 2 and not (tmp_path / "run").exists()
-    assert "run.init_checkpoint: is not set, but the closed division starts" in done.stderr
+    assert "run.init_checkpoint: is not set, but the closed division requires" in done.stderr
     assert "INIT_CHECKPOINT" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -59,7 +59,7 @@ def test_other_weights_than_the_configured_are_refused(
         ),
         ("model.num_heads=4", weights, synthetic_data, "model.num_heads: is 4, but the weights"),
         ("run.seed=1", tmp_path / "empty", synthetic_data, "has no model.safetensors"),
-        ("model.objective=mlm_nsp", tmp_path / "mlm", synthetic_data, "have no head for pairs"),
+        ("model.objective=mlm_nsp", tmp_path / "mlm", synthetic_data, "have no next-sentence head"),
         ("run.seed=1", weights, tmp_path / "other", "was trained with another vocabulary"),
     ):
         words = ("--init-checkpoint", given, "--set", setting)

@@ -192,7 +192,7 @@ def test_a_directory_renamed_while_its_run_goes_on(
         assert resumed(f"checkpoint.interval_steps={interval}") == 2
     said = capsys.readouterr()
     assert said.out.count("was renamed or removed during the run; no checkpoint is saved") == 1
-    assert said.err.count("\n") == 1 and "restore its name" in said.err
+    assert said.err.count("\n") == 1 and "restore the directory's name" in said.err
     if another:
         (killed / "run_0/checkpoints/.step_00000020.theirs.partial").rmdir()
         assert contents(killed) == contents(whole)
@@ -270,7 +270,7 @@ def test_what_would_change_the_run_is_refused(resumed, killed, synthetic_data, t
         ("model.num_layers=3", "model.num_layers: is 3"),
         ("data.sampler=quantile", "data.sampler: is 'quantile'"),
         ("parallel.local_batch_size=8", "global batch of 8, but the checkpoint has 16"),
-        ("run.max_steps=16", "run.max_steps: is 16, but the checkpoint is of step 16"),
+        ("run.max_steps=16", "run.max_steps: is 16, but the checkpoint is from step 16"),
         ("run.seed=12", "run.seed: is 12, but the run to resume has 11"),
     ):
         assert resumed(setting) == 2

@@ -223,7 +223,7 @@ def test_damaged_values_are_refused(prepared, name, index, value):
         ("datasets.offsets", None, "has no key 'offsets'"),
         ("datasets.offsets.offset", 10**9, "ends at byte"),
         ("datasets.input_ids.dtype", "<f8", "input_ids must have dtype <u2 or <u4, not '<f8'"),
-        ("shard_sha256", "f" * 64, "does not match the set's manifest, which says"),
+        ("shard_sha256", "f" * 64, "does not match the set's manifest, which has"),
         ("settings.vocabulary_sha256", "f" * 64, "vocabulary_sha256"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_wrong_index_is_one_clear_error(index, reader):
     lengths[first], lengths[last] = lengths[last], lengths[first]
     batches = held_out(replace(index, lengths=lengths), reader)
     batches.read_ahead()
-    with pytest.raises(DataError, match="sizes of its samples do not match its index"):
+    with pytest.raises(DataError, match="sizes of samples do not match the set's index"):
         batches.fill()
 
 

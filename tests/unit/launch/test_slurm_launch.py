@@ -158,7 +158,11 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
         ("SLURM_JOB_NUM_NODES", "1", f"{DGX.name}) ./run_and_time.sh"),
         ("CONFIG", "none.toml", "none.toml: No such file or directory"),
         ("DATADIR", "none", "DATADIR: no such directory 'none'"),
-        ("INIT_CHECKPOINT", "", "run.init_checkpoint: is not set, but the closed division starts"),
+        (
+            "INIT_CHECKPOINT",
+            "",
+            "run.init_checkpoint: is not set, but the closed division requires",
+        ),
         ("INIT_CHECKPOINT", "none", "INIT_CHECKPOINT: no such directory 'none'"),
         ("DATADIR", "", f"DATADIR: not set, but {DGX} needs prepared data; make it with"),
         ("STAGEDIR", "none", "STAGEDIR: 'none' is a relative path; set it to an absolute path"),

@@ -48,18 +48,18 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
         ConfigError: the division requires weights and the config has none, the checkpoint's model
             has other settings, or the run cannot continue the checkpoint's training state or data
             order.
-        CheckpointError: there is no checkpoint, or its vocabulary is missing or differs from the
-            data's.
-        DataError: the vocabulary of the data is not known.
+        CheckpointError: there is no checkpoint, or it has no weights, or its vocabulary differs
+            from that of the data.
+        DataError: the manifest of a prepared set is missing or damaged.
     """
     given = config.run.init_checkpoint
     if not given:
         _refuse_state(config, "run.init_checkpoint is not set")
         if not may_begin_with("random", config.mlperf.division):
-            problem = "is not set, but the closed division starts from MLPerf's weights"
+            problem = "is not set, but the closed division requires MLPerf's weights"
             remedy = (
-                "create them with `mlperf_bert convert`, and pass the directory as INIT_CHECKPOINT "
-                "to run_and_time.sh or as --init-checkpoint to train"
+                "convert them with `mlperf_bert convert`, and pass the new directory as "
+                "INIT_CHECKPOINT to run_and_time.sh or as --init-checkpoint to train"
             )
             raise ConfigError("run.init_checkpoint", problem, remedy)
         return
@@ -67,7 +67,7 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
     check_model(directory, config.model)
     _check_phase(directory, config, data_dir)
     if MODEL not in read_manifest(directory).files:
-        remedy = "pass a checkpoint of a run, or one created by `mlperf_bert convert`"
+        remedy = "pass a checkpoint written by a run or by `mlperf_bert convert`"
         raise CheckpointError(str(directory), f"has no {MODEL}", remedy)
     check_vocabulary(directory, Prepared.load(data_dir / "train").vocabulary_sha256)
 
@@ -78,7 +78,7 @@ def _refuse_state(config: RunConfig, problem: str) -> None:
     `problem` says why there is no training state to start from.
     """
     if config.run.init_state == "training":
-        remedy = "pass a checkpoint of a run (--init-checkpoint), or set it to 'weights'"
+        remedy = "pass a run's checkpoint with --init-checkpoint, or set it to 'weights'"
         raise ConfigError("run.init_state", f"is 'training', but {problem}", remedy)
 
 
@@ -112,19 +112,19 @@ def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
         _check_same(directory, orders, "data.skip_samples")
         if sets_sha256(data_dir / "train", data_dir / "eval") != state.data_sha256:
             problem = f"is {config.data.skip_samples}, but {directory} was trained on other data"
-            raise ConfigError("data.skip_samples", problem, "set it to 0, or pass that data")
+            raise ConfigError("data.skip_samples", problem, "set it to 0, or pass the earlier data")
 
 
 def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what: str) -> None:
     """Raise ConfigError for the first setting that differs between this run and the checkpoint.
 
-    `settings` has the pair (this run's value, checkpoint's value) of each setting. `for_what` is
-    the setting that requires the values to be equal.
+    `settings` maps each setting to the pair (value in this run, value in the checkpoint).
+    `for_what` is the setting that requires the values to be equal.
     """
     for name, (ours, theirs) in settings.items():
         if ours != theirs:
             problem = f"is {ours!r}, but the run in {directory} has {theirs!r}"
-            remedy = f"use {theirs!r}, because {for_what} needs the same value"
+            remedy = f"use {theirs!r}, because {for_what} requires the same value"
             raise ConfigError(name, problem, remedy)
 
 
@@ -135,7 +135,7 @@ def settings_of(model: ModelSection) -> dict[str, Any]:
 
 
 def check_model(directory: Path, model: ModelSection) -> None:
-    """Raise ConfigError if `model` has other settings than the weights in `directory` need."""
+    """Raise ConfigError if settings in `model` do not match the weights in `directory`."""
     theirs = read_config(directory).model
     free = _OF_A_PHASE if theirs.architecture == "modern" else frozenset()
     for name, value in settings_of(theirs).items():
@@ -146,8 +146,8 @@ def check_model(directory: Path, model: ModelSection) -> None:
 def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
     if name == "objective":
         if (ours, theirs) == ("mlm_nsp", "mlm"):
-            problem = f"is 'mlm_nsp', but the weights in {directory} have no head for pairs"
-            remedy = "set it to 'mlm', or pass other weights"
+            problem = f"is 'mlm_nsp', but the weights in {directory} have no next-sentence head"
+            remedy = "set it to 'mlm', or pass weights with this head"
             raise ConfigError("model.objective", problem, remedy)
     elif name == "vocab_size" and -(-ours // 8) == -(-theirs // 8):
         return  # both are padded to the same number of rows
@@ -157,7 +157,7 @@ def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
 
 
 def origin_of_phase(checkpoint: Path) -> str:
-    """Describe the training state in `checkpoint`, and where its weights came from, in one line."""
+    """Return one line that describes the training state in `checkpoint` and its weights' origin."""
     found = read_manifest(resolve(checkpoint))
     state = (
         f"training state after {found.samples:,} samples",
@@ -169,11 +169,12 @@ def origin_of_phase(checkpoint: Path) -> str:
 def origin_of_run(
     first: Path | None, checkpoint: Path | None, *, begins_phase: bool
 ) -> dict[str, str]:
-    """Return the manifest entries that name the weights or training state that a run started from.
+    """Return manifest entries for the weights or the training state from which a run started.
 
     Args:
         first: `run.init_checkpoint`, or None if it is not set.
-        checkpoint: the checkpoint that the run resumes from, or None. Its entries are kept.
+        checkpoint: the checkpoint from which the run resumes, or None. Its manifest entries are
+            kept.
         begins_phase: True if the run starts from the training state of `first`.
     """
     if begins_phase and first is not None:
@@ -186,8 +187,8 @@ def origin_of_run(
 
 
 def check_vocabulary(directory: Path, vocabulary_sha256: str) -> None:
-    """Raise CheckpointError if the vocabulary of the weights in `directory` has another digest."""
+    """Raise CheckpointError if `vocabulary_sha256` is not the digest of the weights' vocabulary."""
     if read_manifest(directory).vocabulary_sha256 != vocabulary_sha256:
-        problem = "was trained with another vocabulary"
+        problem = "was trained with another vocabulary than that of the data"
         remedy = "pass data that was prepared with the checkpoint's vocabulary"
         raise CheckpointError(str(directory), problem, remedy)

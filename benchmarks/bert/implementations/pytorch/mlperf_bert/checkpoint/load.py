@@ -1,4 +1,4 @@
-"""Load a checkpoint, either its weights only or the whole state that a run resumes from.
+"""Load the weights of a checkpoint, or the whole state from which a run resumes.
 
 `writer.py` describes the format of the files.
 """
@@ -50,11 +50,11 @@ def load_checkpoint(
 ) -> CheckpointState:
     """Load a checkpoint into an optimizer and its model, and return the checkpoint's state.
 
-    The run that wrote the checkpoint may have had another number of ranks. Rank 0 checks the
+    The run that wrote the checkpoint may have had a different number of ranks. Rank 0 checks the
     digests of the files, unless `is_verified` is True.
 
-    Collective: all ranks must call this function. Raises CheckpointError on every rank, for the
-    same reasons as `load_weights`.
+    Collective: all ranks must call this function. Raises CheckpointError on every rank if files are
+    missing, damaged, or made for another model or vocabulary.
     """
 
     def check() -> None:
@@ -118,7 +118,7 @@ def load_phase(
     info: RankInfo,
     device: torch.device,
 ) -> str:
-    """Load the training state of an earlier run to start a new phase, and describe it in one line.
+    """Load the training state of an earlier run to start a new phase, and return a line about it.
 
     Weights, optimizer moments, FP8 scales and the number of updates continue from the checkpoint.
     The step and sample counters, the schedule, the data order and the random number generators
@@ -127,10 +127,11 @@ def load_phase(
     The number t of updates is kept together with the moments because bias correction divides a
     moment by 1 - beta^t, where t is the number of updates that contributed to the moment. If t
     started from zero again, the moments would be divided by 1 - beta. AdamW's first update would
-    then be multiplied by sqrt(1 - beta_2) / (1 - beta_1), which is 0.32 by default.
+    then be multiplied by sqrt(1 - beta_2) / (1 - beta_1), which is 0.32 with the default betas.
 
-    The run that wrote the checkpoint may have had another number of ranks. Collective: all ranks
-    must call this function. Raises CheckpointError on every rank, like `load_checkpoint`.
+    The run that wrote the checkpoint may have had a different number of ranks. Collective: all
+    ranks must call this function. Raises CheckpointError on every rank if the checkpoint is damaged
+    or does not fit this run.
     """
     state = load_checkpoint(optimizer, directory, vocabulary_sha256, info)
     restore_rank_states(directory, state, model, info, device, streams=False)
@@ -140,14 +141,14 @@ def load_phase(
 def load_weights(
     model: BertForPretraining, directory: Path, vocabulary_sha256: str
 ) -> CheckpointState:
-    """Load the weights of a checkpoint, or of the latest one in a directory, into `model`.
+    """Load the weights of a checkpoint, or of the latest checkpoint in a directory, into `model`.
 
     The function also loads the FP8 scales if both the model and the checkpoint have them. If the
-    model has no next-sentence head, the function ignores that head of the checkpoint. It returns
-    the state of the checkpoint.
+    model has no next-sentence head, the function ignores that head of the checkpoint. Returns the
+    state of the checkpoint.
 
     Raises CheckpointError if files are missing, damaged, or made for another model or vocabulary.
-    Raises ConfigError if a setting differs without changing the shape of a tensor.
+    Raises ConfigError if another model setting differs, even if all tensor shapes match.
     """
     directory = resolve(directory)
     manifest = read_manifest(directory)
@@ -192,8 +193,8 @@ def _check_names_and_shapes(
 def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
     """Load this rank's shard of the optimizer state from the shard files of a checkpoint.
 
-    The checkpoint may have another number of shards. Raises CheckpointError if a file is damaged,
-    or if elements of this rank's shard are in none of the files.
+    The checkpoint may have a different number of shards than this run. Raises CheckpointError if a
+    file is damaged, or if elements of this rank's shard are in none of the files.
     """
     from safetensors import SafetensorError, safe_open  # here, because `bench` does not need it
 
@@ -217,9 +218,9 @@ def read_shards(optimizer: FlatOptimizer, paths: Sequence[Path]) -> None:
 
 
 def _copy_part(file: Any, optimizer: FlatOptimizer, wanted: Segment, first: int, last: int) -> int:
-    """Copy the elements that `wanted` and a file have in common, and return their number.
+    """Copy the elements of the segment `wanted` that a file contains, and return their number.
 
-    The file has the elements [first, last) of the flattened parameter.
+    The file contains the elements [first, last) of the flattened parameter.
     """
     begin, end = max(first, wanted.first), min(last, wanted.last)
     if begin >= end:
@@ -236,8 +237,8 @@ def set_rank_states(
 ) -> None:
     """Restore one rank's random number generators and FP8 scales from the states of all ranks.
 
-    Each tensor of `states` is [ranks, ...]. A generator or scale that is not in `states` keeps its
-    value. Raises IndexError, RuntimeError or TypeError if the states do not fit this run.
+    Each tensor of `states` has the shape [ranks, ...]. A generator or scale that is not in `states`
+    keeps its value. Raises IndexError, RuntimeError or TypeError if the states do not fit this run.
     """
     # Cloned, because torch reads from the start of a tensor's storage even if it gets a view.
     if "cpu" in states:

@@ -69,10 +69,11 @@ class FileEntry:
 class Manifest:
     """The contents of `manifest.json`, the last file of a checkpoint to be written.
 
-    `config` has the tables of the run's config before parsing. `read_config` parses them. `origin`
-    is empty except in two cases. In a checkpoint of converted weights it names their source
-    (huggingface/conversion.py). In a checkpoint of a run that started from converted weights, or
-    from the training state of another run, it names them under the key INITIALIZED_FROM.
+    `config` contains the tables of the run's config before parsing. `read_config` parses them.
+    `origin` is empty except in two cases. In a checkpoint of converted weights `origin` describes
+    their source (huggingface/conversion.py). In a checkpoint of a run that started from converted
+    weights, or from the training state of another run, `origin` describes these weights or this
+    state under the key INITIALIZED_FROM.
     """
 
     step: int
@@ -132,21 +133,21 @@ def step_directory(directory: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint, or -1 if the name is not a checkpoint's."""
+    """Return the step in the name of a checkpoint, or -1 if `path` has another kind of name."""
     return int(path.name.removeprefix("step_")) if _STEP_NAME.fullmatch(path.name) else -1
 
 
 def named_checkpoints(directory: Path) -> list[Path]:
-    """Return the entries of `directory` whose name is a checkpoint's, the newest first.
+    """Return the paths in `directory` that are named like checkpoints, newest first.
 
-    The entries may be incomplete or damaged. Raises UnreadableError if the file system fails.
+    The checkpoints may be incomplete or damaged. Raises UnreadableError if the file system fails.
     """
     found = [directory / name for name in names_in(directory) if _STEP_NAME.fullmatch(name)]
     return sorted(found, key=step_of, reverse=True)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Return the complete checkpoints of `directory`, the newest first.
+    """Return the complete checkpoints in `directory`, newest first.
 
     A checkpoint is complete if it has a manifest. The function does not check digests. Raises
     UnreadableError if the file system fails.
@@ -180,14 +181,14 @@ def resolve(directory: Path) -> Path:
         problem = f"is not a checkpoint, because it has neither {MANIFEST} nor {LATEST}"
         raise CheckpointError(str(directory), problem, _instead_of(directory))
     if not _STEP_NAME.fullmatch(name) or not is_file(directory / name / MANIFEST):
-        problem = f"names {in_brief(name)}, which is not a checkpoint"
-        remedy = "pass one of the step directories next to it"
+        problem = f"contains {in_brief(name)}, which is not a checkpoint"
+        remedy = "pass one of the step_* directories next to this file"
         raise CheckpointError(str(directory / LATEST), problem, remedy)
     return directory / name
 
 
 def _instead_of(directory: Path) -> str:
-    """Return what to pass instead of an existing directory that is not a checkpoint."""
+    """Return a remedy that says what to pass instead of a directory that is not a checkpoint."""
     for inside in (OF_A_RUN, f"run_0/{OF_A_RUN}", f"run/run_0/{OF_A_RUN}"):
         if is_file(directory / inside / LATEST):
             return f"pass {directory / inside}"
@@ -198,7 +199,7 @@ def _instead_of(directory: Path) -> str:
 
 
 def _latest(path: Path) -> str | None:
-    """Return the checkpoint's name in a file LATEST, or None if it is missing or malformed."""
+    """Return the name of the checkpoint in a file LATEST, or None if it is missing or malformed."""
     try:
         return read_regular_file(path, 100).decode("ascii").strip()
     except UnicodeDecodeError:
@@ -230,9 +231,9 @@ def read_manifest(directory: Path) -> Manifest:
 
 @contextmanager
 def _as_damage() -> Iterator[None]:
-    """Raise a DataError of the body as a CheckpointError, except an UnreadableError.
+    """Convert a DataError that is raised in the `with` block into a CheckpointError.
 
-    An UnreadableError passes unchanged, because a file that cannot be read may be undamaged.
+    An UnreadableError is not converted, because a file that cannot be read may be undamaged.
     """
     try:
         yield
@@ -243,7 +244,7 @@ def _as_damage() -> Iterator[None]:
 
 
 def read_config(directory: Path) -> RunConfig:
-    """Parse the config in the manifest of a checkpoint, or of the latest one in a directory."""
+    """Parse the config in the manifest of a checkpoint, or of the latest one in `directory`."""
     found = resolve(directory)
     tables = {
         section: {key: value for key, value in table.items() if (section, key) not in _OF_A_START}
@@ -261,7 +262,7 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
     for name in names:
         path, entry = directory / name, manifest.files.get(name)
         if entry is None:
-            raise CheckpointError(str(path), "is not in the manifest", ELSE)
+            raise CheckpointError(str(path), "is not listed in the manifest", ELSE)
         with _as_damage():
             try:
                 is_same = path.stat().st_size == entry.size and file_sha256(path) == entry.sha256
@@ -275,8 +276,8 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
 def read_state(directory: Path) -> CheckpointState:
     """Parse the state of a checkpoint, and check that it belongs to this checkpoint.
 
-    Raises CheckpointError if the state is missing, damaged or of another checkpoint. Raises
-    UnreadableError if a file cannot be read.
+    Raises CheckpointError if the state is missing or damaged, or if it belongs to another
+    checkpoint. Raises UnreadableError if a file cannot be read.
     """
     manifest = read_manifest(directory)
     path = directory / STATE

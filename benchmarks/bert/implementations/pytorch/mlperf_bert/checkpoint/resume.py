@@ -1,7 +1,7 @@
 """Find where a run starts, and check the settings and kernels that it starts with.
 
 A run starts at its first step or at a checkpoint. This module decides which settings may change at
-a checkpoint. It also compares the kernels that the value "auto" stands for, between ranks and with
+a checkpoint. It also compares the kernels that the setting "auto" selects, between ranks and with
 the checkpoint.
 """
 
@@ -59,10 +59,10 @@ class Start:
     """The point at which a run starts.
 
     `continues` is True if the run continues the earlier one in its directory. `is_resumed` is True
-    if an earlier attempt had already started the clock. `seed` is None until it is known. `remarks`
-    are lines to print for the user. `ended` is the outcome of a finished run, which cannot be
-    resumed. `new_run_by` has the options that start a new run, if a script or another command
-    started this run.
+    if an earlier attempt had already started the run's clock. `seed` is None until it is known.
+    `remarks` are lines to print for the user. `ended` is the outcome of a finished run, which
+    cannot be resumed. `new_run_by` contains the options that start a new run, if a script or
+    another command started this run.
     """
 
     checkpoint: Path | None = None
@@ -80,7 +80,7 @@ class Start:
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Self:
-        """Return the start whose fields `to_plain` has converted to `values`."""
+        """Build a start from the result of `to_plain`."""
         checkpoint, state, ended = (values.pop(each) for each in ("checkpoint", "state", "ended"))
         return cls(
             checkpoint=Path(checkpoint) if checkpoint else None,
@@ -107,11 +107,12 @@ NEW_RUN = Start()
 def find_start(
     resume: str, directory: RunDirectory, config: RunConfig, new_run_by: str | None = None
 ) -> Start:
-    """Return where a run starts, as `--resume` asks for: "none", "auto", or a checkpoint directory.
+    """Return where a run starts, as requested by the value of `--resume`.
 
-    The function verifies every byte of the checkpoint. With "auto" it skips damaged checkpoints,
-    and starts from the beginning only if there has never been a checkpoint. `new_run_by` has the
-    options that start a new run, if they are not those of `train`. Error messages suggest them.
+    `resume` is "none", "auto" or a checkpoint directory. The function verifies every byte of the
+    checkpoint. With "auto" it skips damaged checkpoints, and starts from the beginning only if
+    there has never been a checkpoint. Error messages suggest the options `new_run_by` to start a
+    new run, or those of `train` if `new_run_by` is None.
 
     Raises CheckpointError, ConfigError or DataError if the run cannot be resumed as requested, and
     UnreadableError if a file cannot be read.
@@ -135,9 +136,8 @@ def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
     if start.state is not None and start.state.data_sha256 != data_sha256:
         problem = f"was not trained on the data in {data_dir}"
         new_run = start.new_run_by or _from_weights(start.checkpoint)
-        raise CheckpointError(
-            str(start.checkpoint), problem, f"pass its data, or start a new run with {new_run}"
-        )
+        remedy = f"pass the data that it was trained on, or start a new run with {new_run}"
+        raise CheckpointError(str(start.checkpoint), problem, remedy)
 
 
 def _from_weights(checkpoint: Path | None) -> str:
@@ -146,7 +146,7 @@ def _from_weights(checkpoint: Path | None) -> str:
 
 
 def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | None) -> Start:
-    """Return a start at the newest usable checkpoint of a run, or at the run's beginning.
+    """Return the start at the newest usable checkpoint of a run, or at the run's beginning.
 
     The run starts from its beginning if it never had a checkpoint.
     """
@@ -199,7 +199,7 @@ def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | Non
 
 
 def _from_elsewhere(directory: Path, config: RunConfig, new_run_by: str | None) -> Start:
-    """Return how a new run starts from the checkpoint of another run."""
+    """Return the start of a new run at the checkpoint of another run."""
     path = resolve(directory)
     state = verify(path)
     remarks = [f"{_in_words(path, state)}, with its seed {state.seed}", *_other_code(path)]
@@ -232,7 +232,7 @@ def _clock_started(log: Path) -> bool:
 
 
 def _read_outcome(directory: RunDirectory) -> RunOutcome | None:
-    """Return the outcome of a run. Return None if there is none or a signal stopped the run."""
+    """Return the outcome of a run, or None if it has none or was stopped by a signal."""
     if not is_there(directory.outcome):
         return None
     outcome = read_outcome(directory.outcome)
@@ -261,14 +261,14 @@ def check_same(
     for name, before, now in _differences(old, new):
         problem = f"is {now!r}, but the run to resume has {before!r}"
         new_run = new_run_by or f"--resume {shlex.quote(str(checkpoint))} --run-dir NEW"
-        raise ConfigError(name, problem, f"set it back, or start a new run with {new_run}")
+        raise ConfigError(name, problem, f"undo this change, or start a new run with {new_run}")
 
 
 def check_seed(seed: int, config: RunConfig) -> None:
     """Raise ConfigError unless the seed in the config is "random" or that of the run to resume."""
     if config.run.seed not in ("random", seed):
         problem = f"is {config.run.seed}, but the run to resume has {seed}"
-        raise ConfigError("run.seed", problem, f"remove it, or set it to {seed}")
+        raise ConfigError("run.seed", problem, f"remove the setting, or set it to {seed}")
 
 
 def allowed_differences(
@@ -290,9 +290,9 @@ def _check_fixed(
     new: RunConfig,
     new_run_by: str | None,
 ) -> None:
-    """Raise ConfigError if a setting differs that every run from the checkpoint must keep."""
+    """Raise ConfigError if `new` changes a setting that every run from the checkpoint must keep."""
     batches = (old.parallel.global_batch_size, new.parallel.global_batch_size)
-    remedy = f"set it back, or start a new run with {new_run_by or _from_weights(checkpoint)}"
+    remedy = f"undo this change, or start a new run with {new_run_by or _from_weights(checkpoint)}"
     if batches[0] != batches[1]:
         problem = f"gives a global batch of {batches[1]:,}, but the checkpoint has {batches[0]:,}"
         raise ConfigError("parallel.local_batch_size", problem, remedy)
@@ -300,10 +300,10 @@ def _check_fixed(
         if name in _FIXED:
             if name.startswith("model."):  # the weights would not fit either
                 new_run = new_run_by or "--run-dir NEW --resume none"
-                remedy = f"set it back, or start a new run with {new_run}"
+                remedy = f"undo this change, or start a new run with {new_run}"
             raise ConfigError(name, f"is {now!r}, but the checkpoint has {before!r}", remedy)
     if state.step >= new.max_steps:
-        problem = f"is {new.max_steps:,}, but the checkpoint is of step {state.step:,}"
+        problem = f"is {new.max_steps:,}, but the checkpoint is from step {state.step:,}"
         raise ConfigError("run.max_steps", problem, f"set it to more than {state.step}")
 
 
@@ -331,12 +331,12 @@ def agree_on_kernels(info: RankInfo, model: BertForPretraining) -> None:
     """Check that the models of all ranks use the same kernels.
 
     The settings are `model.attention` and `model.kernels`. Either may be "auto", which
-    `model/choices.py` replaces with what the machine can run. Kernels round differently, and the
-    kernel `flash` also drops other elements. A run is therefore reproducible bit-for-bit only if
-    all its ranks and all its attempts use the same kernels.
+    `model/choices.py` replaces with kernels that the machine can run. Kernels round differently,
+    and dropout in the kernel `flash` also drops other elements. A run is therefore reproducible
+    bit-for-bit only if all its ranks and all its attempts use the same kernels.
 
-    Collective: all ranks must call this function. Raises ConfigError on all ranks if one of them
-    differs.
+    Collective: all ranks must call this function. Raises ConfigError on all ranks if the kernels
+    differ.
     """
     own = [model.attention.name, model.attention.note, model.kernels]
     policies, notes, blocks = zip(*from_all_ranks(info, own), strict=True)
@@ -354,26 +354,24 @@ def _check_equal(setting: str, names: Sequence[str], notes: Sequence[str]) -> No
     Args:
         setting: the setting that was "auto".
         names: the kernels that each rank uses.
-        notes: the same as text for the message, possibly with the reason for the choice.
+        notes: the kernels as text for the message, possibly with the reason for the choice.
     """
     unique = list(dict.fromkeys(names))
     if len(unique) == 1:
         return
     places = [f"{notes[names.index(name)]!r} on rank {names.index(name)}" for name in unique]
-    raise ConfigError(
-        setting,
-        f"differs between ranks ({', '.join(places)})",
-        "set it to a value that all ranks can run, or install the same software on all nodes",
-    )
+    problem = f"differs between ranks ({', '.join(places)})"
+    remedy = "set it to a value that all ranks can run, or install the same software on all nodes"
+    raise ConfigError(setting, problem, remedy)
 
 
 def changed_kernels(saved: CheckpointState | None, now: CheckpointState) -> Iterator[str]:
-    """Yield a remark for each kernel setting whose choice differs from that in the checkpoint.
+    """Yield a remark for each setting whose kernels differ from those in the checkpoint.
 
     Args:
         saved: the state of the checkpoint, or None if the run does not resume. Checkpoints from
-            before 2026-11-28 do not name their kernels, so there is no remark for them.
-        now: the state of the run that starts, with the kernels that it uses.
+            before 2026-11-28 do not record their kernels, so there is no remark for them.
+        now: the state of the run that starts, including the kernels that this run uses.
     """
     if saved is None:
         return

@@ -23,11 +23,12 @@ AUTO_INTERVAL_S = 600.0
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Saving:
-    """Starts to save a checkpoint when one is due. All ranks call its methods at the same steps.
+    """A context manager that saves checkpoints when they are due.
 
-    A checkpoint is due at the end of the first metrics interval that ends
-    `checkpoint.interval_steps` or more steps after the previous checkpoint. It waits for the end of
-    an interval so that a resumed run writes the same metrics records as an uninterrupted one.
+    All ranks call its methods at the same steps. A checkpoint is due at the end of the first
+    metrics interval that ends `checkpoint.interval_steps` or more steps after the previous
+    checkpoint. Checkpoints are saved only at the end of an interval so that a resumed run writes
+    the same metrics records as an uninterrupted one.
     """
 
     config: RunConfig
@@ -48,7 +49,7 @@ class Saving:
             self.writer.prepare()
 
     def start(self) -> None:
-        """Start the clock and the counters. A resumed run continues those of its checkpoint."""
+        """Start the clock and the counters. A resumed run starts from its checkpoint's values."""
         self._started = time.perf_counter()
         state = self.start_of_run.state
         if state is None:
@@ -179,7 +180,7 @@ class Saving:
 
 
 def _accuracy_of(evaluated: Evaluated | None, samples: int) -> float | None:
-    """Return the accuracy of an evaluation if it was made after `samples` sequences, or None."""
+    """Return the accuracy of an evaluation after exactly `samples` sequences, or None."""
     if evaluated is None or evaluated.samples != samples:
         return None
     return evaluated.accuracy.mlm_accuracy

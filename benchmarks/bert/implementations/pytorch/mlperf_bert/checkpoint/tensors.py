@@ -1,7 +1,7 @@
-"""Write and read safetensors files of this program.
+"""Write and read this program's safetensors files.
 
-The safetensors library does the work. This module adds a digest, and ensures that the data is on
-disk when `write_tensors` returns. `huggingface/reader.py` reads the files of other programs.
+This module uses the safetensors library, adds a digest, and ensures that the data is on disk when
+`write_tensors` returns. `huggingface/reader.py` reads the files of other programs.
 """
 
 import errno
@@ -25,7 +25,8 @@ def write_tensors(
 ) -> FileEntry:
     """Write tensors to a new file, flush the file to disk, and return its size and digest.
 
-    The tensors must be contiguous, on the CPU, and must not share memory. Raises OSError.
+    The tensors must be contiguous, on the CPU, and must not share memory. Raises OSError if the
+    file cannot be written.
     """
     from safetensors import SafetensorError  # here, because not all callers need the library
     from safetensors.torch import save_file
@@ -45,9 +46,10 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a safetensors file, memory-mapped. Raises CheckpointError.
+    """Memory-map a safetensors file, and return its tensors by name.
 
-    The caller must have verified the digest of the file.
+    The caller must have verified the digest of the file. Raises CheckpointError if the file cannot
+    be read.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

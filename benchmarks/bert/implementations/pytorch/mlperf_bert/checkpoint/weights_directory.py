@@ -40,7 +40,7 @@ def check_directory(path: Path, remedy: str) -> None:
 
 
 def _similar(path: Path) -> Path | None:
-    """Return an existing directory that differs from `path` in one similar name, or None."""
+    """Return an existing directory whose path differs in one similar name, or None."""
     part = path  # the first part of the path that does not exist
     with suppress(OSError):
         while part.parent != part and not part.parent.is_dir():

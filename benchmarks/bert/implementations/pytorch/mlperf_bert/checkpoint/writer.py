@@ -6,15 +6,16 @@ files. Rank 0 waits for all notes, writes the manifest and renames the directory
 therefore either complete or absent, and no thread needs a collective operation. All ranks must
 share the file system of the directory.
 
-Each shard of the optimizer state is a safetensors file, which a run with another number of shards
-can also read. For each parameter, the file has a tensor `<parameter>.<slot>` with the elements that
-its rank owns. The tensor has the parameter's shape if the rank owns the whole parameter, and is
-flat otherwise. `ranges` in the metadata gives the owned elements as [first, last) of the flattened
-parameter. A tensor whose name has no slot is a scalar, which is equal in all files.
+Each shard of the optimizer state is a safetensors file, which a run with a different number of
+shards can also read. For each parameter and each kind of state (slot), such as the first moment,
+the file has a tensor `<parameter>.<slot>` with the elements that its rank owns. The tensor has the
+parameter's shape if the rank owns the whole parameter, and is flat otherwise. `ranges` in the
+metadata gives the owned elements as [first, last) of the flattened parameter. A tensor whose name
+has no slot is a scalar, which is equal in all files.
 
 Every rank also has its own random number generators and FP8 scales. This program's dropout needs no
 generator, because it is keyed by seed, step and sample, but other kernels draw from torch's
-generators. A rank's FP8 scales follow the largest absolute values in its own samples.
+generators. A rank's FP8 scales depend on the largest absolute values in its own samples.
 """
 
 import errno
@@ -74,10 +75,10 @@ Part = dict[str, tuple[Mapping[str, Tensor], Mapping[str, str]]]
 
 
 class HostCopies:
-    """Copies tensors to host memory that is allocated once and reused for each checkpoint.
+    """Copies of tensors in host memory, which is allocated once and reused for each checkpoint.
 
-    On CUDA the memory is pinned. Copies are therefore queued after earlier training work, and
-    training continues before they are complete.
+    On CUDA the memory is pinned. A copy is therefore queued after earlier training work, and
+    training continues before the copy is complete.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -121,7 +122,7 @@ def snapshot_rank(
     device: torch.device,
     copies: HostCopies,
 ) -> Part:
-    """Copy this rank's share of the training state, and return its files by name.
+    """Copy this rank's share of the training state, and return the files to write, by name.
 
     Collective: all ranks must call this function, between two steps. The copies are complete after
     `copies.wait`.
@@ -160,10 +161,10 @@ def shard_tensors(optimizer: FlatOptimizer, copy: Copy) -> tuple[dict[str, Tenso
 def gather_rank_states(
     fp8_state: Mapping[str, Tensor], info: RankInfo, device: torch.device, copy: Copy
 ) -> dict[str, Tensor]:
-    """Gather the random number generators and FP8 scales of all ranks, each as [ranks, ...].
+    """Gather the random number generators and FP8 scales of all ranks.
 
-    `copy` copies each gathered tensor to the host. Only rank 0 gets a result, and the other ranks
-    get an empty dictionary. Collective: all ranks must call this function.
+    `copy` copies each gathered tensor, [ranks, ...], to the host. Only rank 0 gets a result, and
+    the other ranks get an empty dictionary. Collective: all ranks must call this function.
     """
     mine = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -196,7 +197,7 @@ def write_part(partial: Path, part: Part) -> dict[str, FileEntry]:
 
 
 def leave_note(partial: Path, rank: int, entries: Mapping[str, FileEntry]) -> None:
-    """Write a note for rank 0, which lists the files that this rank has written to disk."""
+    """Write a note for rank 0 that lists the files that this rank has written to disk."""
     values = {name: (entry.size, entry.sha256) for name, entry in entries.items()}
     write_file(_note(partial, rank), json.dumps(values).encode("ascii"))
 
@@ -251,7 +252,7 @@ def _flush_directory(path: Path) -> None:
 
 
 class _Status(NamedTuple):
-    """The status of one rank's writer thread, which the ranks exchange."""
+    """The status of one rank's writer thread, as the ranks exchange it."""
 
     is_busy: bool
     error: str | None
@@ -261,13 +262,13 @@ class _Status(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class CheckpointWriter:
-    """Writes the checkpoints of a run into `directory`, one at a time.
+    """A writer of a run's checkpoints, which writes them into `directory`, one at a time.
 
     Every rank creates a writer. All ranks must call its methods together, except `leave` and
     `lines`. Rank 0 creates the directory and removes the unfinished files of a killed run.
 
-    `after` is the step from which the run resumes, or None. The writer puts the checkpoints of
-    later steps aside, because the run skipped them as damaged.
+    `after` is the step from which the run resumes, or None. The writer renames the checkpoints of
+    later steps, because the run skipped them as damaged.
     """
 
     directory: Path
@@ -300,14 +301,14 @@ class CheckpointWriter:
         self._has_said_gone = False
 
     def leave(self) -> None:
-        """Wait a few seconds for an unfinished checkpoint, after the run failed."""
+        """After the run failed, wait a few seconds for an unfinished checkpoint."""
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
     def lines(self, *, check: bool = False) -> list[str]:
         """Return the messages of rank 0's writer thread since the last call.
 
-        If `check` is True, a message also says if the run's directory was renamed or removed.
+        If `check` is True, a message also reports if the run's directory was renamed or removed.
         """
         lines, self._lines = self._lines, []
         if check:
@@ -322,7 +323,7 @@ class CheckpointWriter:
 
         def check() -> None:
             if not self._is_in_place():
-                remedy = "restore its name, and then resume the run"
+                remedy = "restore the directory's name, and then resume the run"
                 raise CheckpointError(str(self._run), _GONE, remedy)
 
         on_rank_zero(self.info, check)
@@ -428,7 +429,7 @@ class CheckpointWriter:
             raise FileNotFoundError(errno.ENOENT, f"the run's directory {_GONE}")
 
     def _work(self, state: CheckpointState, part: Part) -> None:
-        """Write this rank's share of a checkpoint, as the thread's function. Raises nothing."""
+        """Write this rank's share of a checkpoint in the thread. Errors are stored, not raised."""
         started = time.perf_counter()
         final = step_directory(self.directory, state.step)
         partial = final.with_name(f".{final.name}.{self._token}.partial")
@@ -459,13 +460,13 @@ class CheckpointWriter:
             self._tidy(final)
 
     def _tidy(self, final: Path) -> None:
-        """Make LATEST name the new checkpoint, and then remove old checkpoints."""
+        """Write the name of the new checkpoint to LATEST, and then remove old checkpoints."""
         try:
             write_file(final.with_name(LATEST), f"{final.name}\n".encode())
             if self.keep_last is not None:
                 prune(self.directory, self.keep_last)
         except (OSError, UserError) as error:
-            problem = f"is complete, but older ones could not be removed ({error})"
+            problem = f"is complete, but older checkpoints could not be removed ({error})"
             self._lines.append(f"checkpoint {final.name} {problem}")
 
     def _manifest(self, state: CheckpointState, entries: dict[str, FileEntry]) -> Manifest:

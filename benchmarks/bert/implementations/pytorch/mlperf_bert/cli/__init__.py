@@ -1,1 +1,1 @@
-"""The sub-commands that need only the submission's code, not the tools."""
+"""The sub-commands of `mlperf_bert` that do not need the package of tools, `bert_tools`."""

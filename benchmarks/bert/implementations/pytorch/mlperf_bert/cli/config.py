@@ -1,4 +1,4 @@
-"""The sub-command `config`: list all settings, and check or print a config."""
+"""The sub-command `config`, which lists all settings, and checks or prints a config."""
 
 import argparse
 import re
@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands,
         "list",
         "list all settings with their defaults and meanings",
-        "List the settings of a config file and of --set, with default, allowed values and "
-        "meaning. Without a NAME it lists all of them.",
+        "List the settings that config files and --set accept, with their defaults, allowed values "
+        "and meanings. Without NAME, the command lists all settings.",
         "mlperf_bert config list optim",
         "mlperf_bert config list learning_rate",
     )
@@ -76,17 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = add_command(commands, name, text, description, f"mlperf_bert config {example}")
         command.add_argument("config", type=find_config, metavar="FILE", help=FILE_OR_NAME)
         if name == "get":
-            text = "settings to print, or derived values such as parallel.global_batch_size"
+            text = "setting to print, or derived value such as parallel.global_batch_size"
             command.add_argument("keys", nargs="+", metavar="SECTION.KEY", help=text)
         if name == "validate":
-            text = "directory with train/ and eval/"
+            text = "directory with the prepared sets train/ and eval/"
             command.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
         add_set(command)
         add_init_checkpoint(command)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the config, print what the sub-command asks for, and return 0. Raises ConfigError."""
+    """Run a sub-command of `config`, and return exit status 0. Raises ConfigError."""
     if args.question == "list":
         print("\n".join(_listed(args.names)))
         return 0
@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
 def _listed(names: Sequence[str]) -> Iterator[str]:
     """Yield the lines that `config list` prints for the named sections and settings.
 
-    Without names, the lines list all settings. Raises ConfigError for an unknown name, and suggests
-    similar names.
+    Without names, it yields lines for all settings. Raises ConfigError for an unknown name, and
+    suggests similar names.
     """
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     indent = " " * 6
@@ -128,7 +128,7 @@ def _listed(names: Sequence[str]) -> Iterator[str]:
 def _chosen(names: Sequence[str]) -> list[Setting]:
     """Return the settings whose section, field or full name is in `names`.
 
-    Without names, returns all settings.
+    Without names, return all settings.
     """
     settings = list(all_settings().values())
     for name in names:
@@ -140,10 +140,10 @@ def _chosen(names: Sequence[str]) -> list[Setting]:
 
 
 def sbatch_options(config: RunConfig, path: Path) -> str:
-    """Return one line of options for `sbatch $(... config slurm FILE) run_and_time.sh`.
+    """Return the options for `sbatch $(... config slurm FILE) run_and_time.sh`, as one line.
 
     The options request one task per rank. If `data.loader` is "mpi_readers", they also request one
-    task for each rank's reader. They request GPUs only if `run.device` is "cuda" and SLURM counts
+    task for each rank's reader. They request GPUs only if `run.device` is "cuda" and SLURM manages
     GPUs on this cluster.
 
     If the shell would split or expand the path of a shipped config, the options contain the
@@ -156,7 +156,7 @@ def sbatch_options(config: RunConfig, path: Path) -> str:
     plain = _PLAIN.match(file)
     if plain is None or plain.end() != len(file):
         bad = file[plain.end() if plain else 0]
-        remedy = "move it to a path of letters, digits and / . _ - + @ % = : ~ only"
+        remedy = "use only letters, digits and / . _ - + @ % = : ~ in the path"
         raise ConfigError(file, f"has {bad!r} in its path, which sbatch misreads", remedy)
     parallel = config.parallel
     options = [
@@ -173,7 +173,7 @@ def slurm_counts_no_gpus() -> bool:
     """Return True if SLURM answers and no node has the generic resource `gpu`.
 
     sbatch then rejects requests for GPUs, and a job gets the GPUs of a node together with the node.
-    Returns False if there is no SLURM.
+    Returns False if SLURM is missing or does not answer.
     """
     command = ["sinfo", "--noheader", "--format=%G"]
     try:

@@ -1,4 +1,4 @@
-"""The sub-command `evaluate`: measure a checkpoint's held-out accuracy on one or more ranks."""
+"""The sub-command `evaluate`, which measures a checkpoint's accuracy on held-out data."""
 
 import argparse
 import json
@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `evaluate` to its parser."""
     describe(
         parser,
-        "Measure the masked-word accuracy of a checkpoint on held-out data, and print it. It reads "
-        "the checkpoint and a prepared set, and writes no files. Under a launcher, the ranks share "
-        "the work.",
+        "Measure the masked-word accuracy of a checkpoint on held-out data, and print it. The "
+        "command reads the checkpoint and a prepared set, and writes no files. If a launcher "
+        "starts several ranks, they share the work.",
         "mlperf_bert evaluate --checkpoint runs/two/run_0/checkpoints --data my_data",
     )
     parser.add_argument(
@@ -35,22 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="a checkpoint, or a directory of checkpoints, whose newest is used",
+        help="checkpoint, or directory of checkpoints, of which the newest is used",
     )
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="a prepared set, or its parent"
-    )
+    text = "prepared set, or directory that contains it as eval/"
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="device of every rank",
+        help="device on which every rank computes",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate a checkpoint, and return 0.
+    """Evaluate a checkpoint, and return exit status 0.
 
     Rank 0 prints the result on stdout and the progress on stderr. If a launcher started several
     ranks, they share the evaluation set.
@@ -106,9 +105,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthIndex":
-    """Open the evaluation set. A ConfigError names the checkpoint instead of a config file.
+    """Open the evaluation set, and return its index.
 
-    The user passed a checkpoint and no config, so the message must not blame a config.
+    A ConfigError blames the data and the checkpoint, because the user passed no config.
     """
     from mlperf_bert.data.set_checks import open_index
 
@@ -123,7 +122,7 @@ def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthI
 def progress() -> Callable[[int, int], None]:
     """Return a callback that prints the progress of an evaluation every few seconds.
 
-    Its arguments are the number of finished batches and the total number.
+    The callback's arguments are the number of finished batches and the total number.
     """
     begun = last_line = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The sub-command `network-test`: check and time an all-reduce over all ranks."""
+"""The sub-command `network-test`, which checks and times an all-reduce over all ranks."""
 
 import argparse
 from datetime import timedelta
@@ -18,20 +18,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         "Run an all-reduce over all ranks a few times, check that its sums are right, and print "
-        "how fast it was. It writes no files. Without a launcher it starts the ranks of one node "
-        "itself.",
+        "how fast it was. The command writes no files. Without a launcher, it starts the ranks of "
+        "one node itself.",
         "mlperf_bert network-test --config cpu_tiny",
     )
     add_config(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the network test, print the result on rank 0, and return 0.
+    """Run the network test, print the result on rank 0, and return exit status 0.
 
     Without a launcher, the command starts the ranks of one node.
 
     Raises:
-        ConfigError: the config cannot work.
+        ConfigError: the config is invalid or cannot run on this machine.
         UserError: the sums of the all-reduce are wrong.
         LostRanksError: ranks cannot reach each other.
     """

@@ -1,4 +1,4 @@
-"""The sub-command `train`: start the ranks of a run, or run as one of its ranks or readers.
+"""The sub-command `train`, which starts the ranks of a run, or runs one rank or its reader.
 
 A reader is a process that reads samples for a rank.
 """
@@ -34,16 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `train` to its parser."""
     describe(
         parser,
-        "Train until the model reaches the target accuracy of the config. It reads prepared data, "
-        "and writes metrics, an MLPerf log and checkpoints to the run's directory. Without a "
-        "launcher such as SLURM or torchrun it starts the ranks of one node itself.",
+        "Train until the model reaches the target accuracy of the config. The command reads "
+        "prepared data, and writes metrics, an MLPerf log and checkpoints to the run's directory. "
+        "Without a launcher such as SLURM or torchrun, it starts the ranks of one node itself.",
         "mlperf_bert train --config cpu_tiny --data my_data --set run.max_steps=500",
     )
     trained = parser.add_argument_group("what to train")
     add_config(trained)
-    trained.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="directory with train/ and eval/"
-    )
+    text = "directory with the prepared sets train/ and eval/"
+    trained.add_argument("--data", type=Path, required=True, metavar="DIR", help=text)
     add_init_checkpoint(trained)
     results = parser.add_argument_group("where results go, and what to resume")
     results.add_argument(
@@ -52,15 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory for the results (default: runs/<utc>-<config>)",
     )
-    results.add_argument(
-        "--run-index", type=int, default=0, metavar="N", help="number of the run in --run-dir"
-    )
+    text = "write the results to the subdirectory run_N of --run-dir"
+    results.add_argument("--run-index", type=int, default=0, metavar="N", help=text)
     results.add_argument(
         "--resume",
         metavar="auto|none|DIR",
         default="none",
-        help="none starts a new run, auto resumes the run in --run-dir or starts it if there is "
-        "none, and DIR resumes from the checkpoint in this directory",
+        help="'none' starts a new run, 'auto' resumes the run in --run-dir or starts it if there "
+        "is none, and DIR resumes from the checkpoint in this directory",
     )
     launched = parser.add_argument_group("for scripts that launch ranks")
     launched.add_argument(
@@ -73,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="write status 3 or 75 to this file and exit with 0, because launchers kill the other "
-        "ranks when one exits with another status",
+        "ranks if one rank exits with a nonzero status",
     )
     # With the first two, run_and_time.sh and `pretrain` say what to type to continue their run, or
     # to start a new one. run_and_time.sh prints the hint itself if a run stops before the first
@@ -120,7 +118,7 @@ def _run(args: argparse.Namespace) -> int:
         require_packages("data.loader", "dali", "nvidia.dali")  # now, because ranks must not ask
     if info.rank == 0 and info.launcher != "local":
         for directory, name in shadowed_packages():
-            problem = f"{directory} has another {name}, which Python imports instead"
+            problem = f"{directory} contains another {name}, which hides the installed one"
             say(f"warning: PYTHONPATH: {problem}; unset it")
     if is_single and args.resume == "none":
         check_first_weights(config, args.data)  # now, because loading torch takes a while
@@ -174,7 +172,7 @@ def _default_root(config_path: Path) -> Path:
 def _check_run_dir(args: argparse.Namespace) -> None:
     if not args.run_dir_given:
         remedy = "pass the directory of the run to resume"
-        raise ConfigError("--run-dir", "is missing, but --resume auto needs it", remedy)
+        raise ConfigError("--run-dir", "is missing, but --resume auto requires it", remedy)
 
 
 def _train_in(
@@ -214,8 +212,8 @@ def _train_watched(
 ) -> int:
     """Load torch, join the other ranks and train. Returns the exit status.
 
-    Loading torch takes long from a cold disk, so the caller has already started to print progress
-    lines.
+    Loading torch from a cold disk takes a long time, so the caller has already started to print
+    progress lines.
     """
     from mlperf_bert.data.make_loader import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
@@ -257,7 +255,7 @@ def _train_watched(
 
 
 def _start_hint(args: argparse.Namespace, info: "RankInfo") -> str | None:
-    """Return what to type if the run stops before its first step. Only rank 0 gets a hint."""
+    """Return what to type if the run stops before its first step, or None on other ranks than 0."""
     if args.no_start_hint or info.rank != 0:
         return None
     return _hints(args, info).before_first_step()
@@ -285,7 +283,7 @@ def _agree_on_start(
     info: "RankInfo",
     lock: "RunLock",
 ) -> "Start":
-    """Return where the run starts. Rank 0 finds this after it locked the run's directory.
+    """Return where the run starts. Rank 0 decides this after it has locked the run's directory.
 
     Collective: all ranks must call this function.
     """
@@ -327,7 +325,7 @@ def _agree_on_start(
 def _leave(
     args: argparse.Namespace, info: "RankInfo", reached: bool, stopped_by: str | None
 ) -> int:
-    """Return this rank's exit status. It is 0 if `--status-file` stores the run's status."""
+    """Return this rank's exit status, which is 0 if `--status-file` stores the run's status."""
     missed = STOPPED if stopped_by else TARGET_MISSED
     status = 0 if reached else missed
     if args.status_file is None:

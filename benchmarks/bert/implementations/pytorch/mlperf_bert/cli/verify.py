@@ -1,4 +1,4 @@
-"""The command `verify`, which checks that prepared data is complete and correct.
+"""The sub-command `verify`, which checks that prepared data is complete and correct.
 
 The module imports large modules only when the command runs.
 """
@@ -14,13 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `verify` to its parser."""
     describe(
         parser,
-        "Check that prepared data are complete and intact, and print a report. It reads the sets "
-        "in a directory and writes nothing. The exit status is 2 if anything is wrong.",
+        "Check that prepared data are complete and intact, and print a report. The command "
+        "reads the sets in a directory and writes no files. It exits with status 2 if anything is "
+        "wrong.",
         "mlperf_bert verify my_data --full",
     )
-    parser.add_argument(
-        "dir", type=Path, metavar="DIR", help="a prepared set, or a directory with train/ and eval/"
-    )
+    text = "prepared set, or directory with the prepared sets train/ and eval/"
+    parser.add_argument("dir", type=Path, metavar="DIR", help=text)
     parser.add_argument(
         "--full", action="store_true", help="also read every shard and check its samples"
     )
@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="with --full: number of worker processes (default: one per core)",
+        help="number of worker processes for --full (default: one per core)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check prepared data, print the report, and return 0.
+    """Check prepared data, print the report, and return exit status 0.
 
     Raises DataError if the data has a problem, and ConfigError if an option is wrong.
     """

@@ -1,1 +1,1 @@
-"""The config of a run: its sections, TOML files, overrides, and the rules that it must follow."""
+"""The config of a run, with its sections, TOML files, overrides and rules."""

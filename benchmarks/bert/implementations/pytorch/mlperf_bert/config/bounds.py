@@ -37,13 +37,13 @@ class Bounds:
 
 @cache
 def bounds_of(kind: type) -> dict[str, Bounds]:
-    """Return the bounds of a dataclass's fields, by the name of the field."""
+    """Return the bounds of a dataclass's fields, by field name."""
     return _annotations(kind, Bounds)
 
 
 @cache
 def meanings_of(kind: type) -> dict[str, str]:
-    """Return the sentences that explain the fields of a section, by the name of the field."""
+    """Return the sentences that explain the fields of a section, by field name."""
     return _annotations(kind, str)
 
 
@@ -63,13 +63,10 @@ def option_name(field: str) -> str:
 
 
 def check_bounds(values: Any, name_of: Callable[[str], str] = option_name) -> None:
-    """Check that the numbers in a dataclass instance are within their bounds.
+    """Raise ConfigError if a number in a dataclass instance is outside its bounds.
 
     `name_of` turns the name of a field into the name that messages use. Values that are not numbers
     are not checked.
-
-    Raises:
-        ConfigError: a number is outside its bounds.
     """
     for field, bounds in bounds_of(values.__class__).items():
         value = getattr(values, field)

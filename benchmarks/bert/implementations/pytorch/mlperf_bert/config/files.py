@@ -1,7 +1,7 @@
-"""Read and write configs: TOML files and `--set section.field=value`.
+"""Read and write configs, which are TOML files and overrides `--set section.field=value`.
 
-This module also adds the command-line options that name a config: `--config`, `--set` and
-`--init-checkpoint`.
+This module also adds the command-line options that specify a config, which are `--config`, `--set`
+and `--init-checkpoint`.
 
 Reading is strict. An unknown section or setting, a missing setting, or a value of a wrong type
 raises a ConfigError that names the setting. A file name may contain the size of the run, as in
@@ -63,7 +63,7 @@ _SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 def add_config(options: Options, text: str = FILE_OR_NAME, *, required: bool = True) -> None:
     """Add the options `--config FILE` and `--set`.
 
-    `args.config` is a Path, or None if the option is not required and not given.
+    `args.config` is a Path, or None if the option is not required and was not passed.
     """
     options.add_argument("--config", type=find_config, required=required, metavar="FILE", help=text)
     add_set(options)
@@ -90,9 +90,10 @@ def add_init_checkpoint(options: Options) -> None:
 
 
 def find_config(text: str) -> Path:
-    """Return the config file that `text` names, by its path or as a shipped config like `cpu_tiny`.
+    """Return the path of a config, given that path or the name of a shipped config.
 
-    Raises ConfigError for an unknown name. The function does not check that a path leads to a file.
+    A shipped config has a name like `cpu_tiny`. Raises ConfigError for an unknown name. The
+    function does not check that a path leads to a file.
     """
     path = Path(text)
     if path.suffix or path.name != text or os.path.exists(text):
@@ -119,7 +120,7 @@ def load_config(
     """Read a config from a TOML file, and apply overrides such as `optim.learning_rate=1e-3`.
 
     `init_checkpoint` overrides `run.init_checkpoint`. Its path may contain any characters. Raises
-    ConfigError.
+    ConfigError if the config is missing or invalid.
     """
     similar = "" if os.path.lexists(path) else _similar_configs(path)
     tables = read_toml(path, similar or "pass a config file")
@@ -207,7 +208,7 @@ def checked_setting(dotted: str, value: Any, origin: str) -> Any:
 
 
 def read_toml(path: Path, remedy: str = "pass a config file") -> dict[str, Any]:
-    """Return the tables of a small TOML file. Raises ConfigError if they cannot be read."""
+    """Return the tables of a small TOML file. Raises ConfigError if the file cannot be read."""
     try:
         # Some editors begin a file with a byte order mark, which utf-8-sig drops.
         text = read_regular_file(path, _MAX_BYTES).decode("utf-8-sig")
@@ -258,7 +259,7 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     section, dot, field = dotted.strip().partition(".")
     if not equals:
         problem = f"cannot read {in_brief(override)}"
-        raise ConfigError("--set", problem, "write SECTION.KEY=VALUE")
+        raise ConfigError("--set", problem, "pass it as SECTION.KEY=VALUE")
     if not (dot and field) or section not in sections():
         raise unknown_setting(dotted.strip(), "--set")
     try:
@@ -276,8 +277,8 @@ def check_file_name(path: Path, parallel: ParallelSection) -> None:
     names = ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps")
     size = [getattr(parallel, name) for name in names]
     if [int(number) for number in match.groups()] != size:
-        problem = f"its name does not match the size in [parallel], {'x'.join(map(str, size))}"
-        raise ConfigError(str(path), problem, "rename the file or change [parallel]")
+        problem = f"its name does not match [parallel], whose size is {'x'.join(map(str, size))}"
+        raise ConfigError(str(path), problem, "rename the file, or change [parallel]")
 
 
 def to_toml(value: Any) -> str:

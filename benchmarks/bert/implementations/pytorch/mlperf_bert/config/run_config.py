@@ -1,4 +1,4 @@
-"""The config of one run: all sections, and the rules for settings that depend on each other.
+"""The config of one run, with all sections and the rules for settings that interact.
 
 `sections.py` defines the type and range of each setting, and `files.py` reads and writes TOML.
 Every error names the setting to change.
@@ -80,7 +80,7 @@ class RunConfig:
 
     @property
     def eval_interval_samples(self) -> int:
-        """Samples between two evaluations: the setting, or MLPerf's formula (rules, section 7)."""
+        """Number of samples between evaluations, set or from MLPerf's rules (section 7)."""
         if self.eval.interval_samples != "mlperf":
             return self.eval.interval_samples
         samples = 0.05 * (230.23 * self.parallel.global_batch_size + 3_000_000)
@@ -96,7 +96,7 @@ class RunConfig:
 
     @property
     def processes_per_node(self) -> int:
-        """Processes that a launcher starts per node: the ranks, and their readers if any."""
+        """Number of processes that a launcher starts per node, including reader processes."""
         return self.parallel.ranks_per_node * (2 if self.data.loader == "mpi_readers" else 1)
 
     @property
@@ -137,9 +137,8 @@ def _setting(config: RunConfig, where: str) -> Any:
 def _check_shapes(config: RunConfig) -> None:
     """Raise ConfigError if settings contradict each other."""
     model, data = config.model, config.data
-    if data.max_seq_length > model.max_position_embeddings:
-        problem = f"{data.max_seq_length} is more than model.max_position_embeddings, "
-        problem += f"which is {model.max_position_embeddings}"
+    if data.max_seq_length > (most := model.max_position_embeddings):
+        problem = f"{data.max_seq_length} exceeds model.max_position_embeddings, which is {most}"
         raise ConfigError("data.max_seq_length", problem, "lower it, or raise the other setting")
     _check_sizes(config)
     if data.counts_per_rank == "unequal":
@@ -160,15 +159,14 @@ def _check_unequal_counts(config: RunConfig) -> None:
         raise ConfigError(where, problem, "set data.balance to 'presort_global', or use 'equal'")
     if normalization != "global":
         problem = f"'unequal' does not work with optim.loss_normalization {normalization!r}"
-        raise ConfigError(
-            where, problem, "set optim.loss_normalization to 'global', or use 'equal'"
-        )
+        remedy = "set optim.loss_normalization to 'global', or use 'equal'"
+        raise ConfigError(where, problem, remedy)
     if policy not in CLIPPED_TOGETHER:
         problem = f"'unequal' does not work with clip.policy {policy!r}"
         raise ConfigError(where, problem, "set clip.policy to 'after_allreduce', or use 'equal'")
     if not 2 <= local <= MOST_OF_UNEQUAL_COUNTS:
         problem = f"'unequal' does not work with a parallel.local_batch_size of {local}"
-        remedy = f"set that to a number from 2 to {MOST_OF_UNEQUAL_COUNTS}, or use 'equal'"
+        remedy = f"set parallel.local_batch_size to 2 .. {MOST_OF_UNEQUAL_COUNTS}, or use 'equal'"
         raise ConfigError(where, problem, remedy)
 
 
@@ -184,7 +182,7 @@ def _check_apex(config: RunConfig) -> None:
         raise ConfigError(where, problem, remedy)
     # apex's FusedAdam keeps no fp32 master copies of bf16 weights.
     if config.optim.name == "adamw" and precision == "bf16":
-        problem = f"'apex' does not work with adamw and model.precision {precision!r}"
+        problem = f"'apex' does not work with optim.name 'adamw' and model.precision {precision!r}"
         remedy = "set model.precision to 'bf16_autocast', optim.name to 'lamb', or use 'ours'"
         raise ConfigError(where, problem, remedy)
     if parallel.data_parallel not in ("ddp", "flat"):
@@ -193,30 +191,28 @@ def _check_apex(config: RunConfig) -> None:
         raise ConfigError(where, problem, remedy)
     # The flat reducer leaves gradients in the dtype in which they were sent.
     if parallel.data_parallel == "flat" and parallel.allreduce_dtype != "as_gradients":
-        problem = "'apex' does not work with parallel.allreduce_dtype "
-        problem += f"{parallel.allreduce_dtype!r}"
+        problem = f"'apex' does not work with parallel.allreduce_dtype {parallel.allreduce_dtype!r}"
         remedy = "set parallel.allreduce_dtype to 'as_gradients', or use 'ours'"
         raise ConfigError(where, problem, remedy)
 
 
 def _check_first_buckets(config: RunConfig) -> None:
-    """Raise ConfigError if the first step would clip other buckets of gradients than later steps.
+    """Raise ConfigError if the first step would clip gradients by other buckets than later steps.
 
     DistributedDataParallel rebuilds its buckets after its first step, so that step must be a
-    warm-up step. Otherwise a resumed run would clip once more in the buckets of a first step, and
-    its results would differ from those of an uninterrupted run.
+    warm-up step. Otherwise a resumed run would again clip its first step by the initial buckets,
+    and its results would differ from those of an uninterrupted run.
     """
     parallel = config.parallel
     by_bucket = config.clip.policy == "bucket_before_allreduce"
     by_torch = parallel.data_parallel == "ddp" and parallel.world_size > 1
     if by_bucket and by_torch and config.run.warm_up_steps == 0:
-        problem = "0 does not work with clip.policy 'bucket_before_allreduce' and "
-        problem += "parallel.data_parallel 'ddp', whose first step has other buckets"
-        raise ConfigError(
-            "run.warm_up_steps",
-            problem,
-            "set it to 1 or more, or set parallel.data_parallel to 'flat'",
+        problem = (
+            "0 does not work with clip.policy 'bucket_before_allreduce' and parallel.data_parallel "
+            "'ddp', because the first step then has other buckets than later steps"
         )
+        remedy = "set it to 1 or more, or set parallel.data_parallel to 'flat'"
+        raise ConfigError("run.warm_up_steps", problem, remedy)
 
 
 def _check_captured(config: RunConfig) -> None:
@@ -274,17 +270,14 @@ def _check_closed_rules(config: RunConfig) -> None:
             raise ConfigError(where, problem, f"set it to {required!r}, or {_GO_OPEN}")
     sampler, policy, target = config.data.sampler, config.clip.policy, config.eval.target
     if config.schedule.form == "wsd":
-        problem = "'wsd' is not allowed in the closed division, whose learning rate decays linearly"
+        problem = "'wsd' is not allowed in the closed division, which requires a linear decay"
         raise ConfigError("schedule.form", problem, f"use 'continuous', or {_GO_OPEN}")
     if sampler in PUBLISHED_STRATA:
         problem = f"{sampler!r} draws lengths unevenly, which the closed division does not allow"
         raise ConfigError("data.sampler", problem, f"use 'uniform', or {_GO_OPEN}")
     allowed = ("after_allreduce", "whole_before_allreduce")
     if policy not in allowed:
-        problem = (
-            f"{policy!r} is not allowed in the closed division, which limits the norm of the whole "
-            "gradient"
-        )
+        problem = f"{policy!r} is not allowed in the closed division, which clips whole gradients"
         remedy = f"use {' or '.join(map(repr, allowed))}, or {_GO_OPEN}"
         raise ConfigError("clip.policy", problem, remedy)
     if target is None or target < CLOSED_TARGET_ACCURACY:
@@ -293,6 +286,8 @@ def _check_closed_rules(config: RunConfig) -> None:
         raise ConfigError("eval.target_accuracy", problem, remedy)
     batch = config.parallel.global_batch_size
     if batch > CLOSED_MOST_BATCH:
-        problem = f"gives a global batch size of {batch:,}, but the closed division allows at most "
-        problem += f"{CLOSED_MOST_BATCH:,}, its largest reference convergence point"
+        problem = (
+            f"gives a global batch size of {batch:,}, but the closed division allows at most "
+            f"{CLOSED_MOST_BATCH:,}, the batch size of its largest reference convergence point"
+        )
         raise ConfigError("parallel.local_batch_size", problem, f"lower it, or {_GO_OPEN}")

@@ -2,8 +2,8 @@
 
 Every field is a setting `section.field` of a TOML file. Its annotation has the type, the range of a
 number and the meaning, as in `Annotated[int, Bounds(1, 10), "What it sets."]`. `config list` and
-docs/reference/settings.md show these. Ranges are wide, because they state what this software can
-handle, not what is sensible. Each section checks its values when it is built. `run_config.py`
+docs/reference/settings.md show all three. Ranges are wide, because they state what this software
+can handle, not what is sensible. Each section checks its values when it is built. `run_config.py`
 combines the sections.
 """
 
@@ -61,7 +61,7 @@ _FROM_ZERO, _ABOVE_ZERO = Bounds(0.0, UNLIMITED), Bounds(SMALLEST, UNLIMITED)
 
 
 class _Section:
-    """A section that checks that its numbers are within their bounds. Raises ConfigError."""
+    """Base class of sections, which raises ConfigError if a number is outside its bounds."""
 
     __slots__ = ()
 
@@ -130,8 +130,8 @@ class ModelSection(_Section):
 
     `architecture = "modern"` is ModernBERT (arXiv 2412.13663, `model/modern.py`). It has rotary
     position embeddings instead of a table of learned ones, and no token types. One in every
-    `global_attention_every` layers is global: a token attends to its whole sequence. In the other
-    layers a token attends to `attention_window // 2` tokens on each side.
+    `global_attention_every` layers is global, which means that a token attends to its whole
+    sequence. In the other layers a token attends to `attention_window // 2` tokens on each side.
     """
 
     architecture: Annotated[
@@ -206,11 +206,11 @@ class ModelSection(_Section):
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
         if self.hidden_size % self.num_heads:
-            problem = f"{self.num_heads} does not divide model.hidden_size, {self.hidden_size}"
-            raise ConfigError("model.num_heads", problem, "change one of them")
+            problem = f"{self.num_heads} does not divide model.hidden_size ({self.hidden_size})"
+            raise ConfigError("model.num_heads", problem, "change one of these two settings")
         if self.architecture == "modern" and self.head_size % 2:
-            problem = f"gives heads of {self.head_size} channels, but rotary positions need pairs"
-            raise ConfigError("model.num_heads", problem, "choose an even number of channels")
+            problem = f"gives the odd head size {self.head_size}, but ModernBERT needs an even one"
+            raise ConfigError("model.num_heads", problem, "choose another number of heads")
         if self.architecture == "modern" and self.objective != "mlm":
             problem = f"{self.objective!r} does not work with model.architecture 'modern'"
             remedy = "use 'mlm', because ModernBERT has no sentence pairs"
@@ -218,7 +218,7 @@ class ModelSection(_Section):
         for name in OF_MODERN:
             default = ModelSection.__dataclass_fields__[name].default
             if self.architecture == "bert" and getattr(self, name) != default:
-                remedy = "leave it out, or set model.architecture to 'modern'"
+                remedy = "remove it, or set model.architecture to 'modern'"
                 raise ConfigError(f"model.{name}", "has no effect on BERT", remedy)
         count = self.num_parameters
         if count > _MOST_PARAMETERS:
@@ -232,12 +232,12 @@ class ModelSection(_Section):
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding: the vocabulary size, rounded up to a multiple of 8."""
+        """Number of rows of the word embedding (vocabulary size, rounded up to a multiple of 8)."""
         return -(-self.vocab_size // 8) * 8
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of a `BertForPretraining` with this section."""
+        """Number of parameters of a `BertForPretraining` with these settings."""
         hidden, wide, vocabulary = self.hidden_size, self.intermediate_size, self.padded_vocab_size
         if self.architecture == "modern":  # its first layer has no norm before the attention
             layer = 4 * hidden**2 + 3 * hidden * wide + 2 * hidden
@@ -256,7 +256,7 @@ class ModelSection(_Section):
 
     @property
     def reach(self) -> int:
-        """Tokens on each side to which a token attends in a layer with a window. 0 for BERT."""
+        """Tokens to which a token attends on each side in a layer with a window, or 0 for BERT."""
         return self.attention_window // 2 if self.architecture == "modern" else 0
 
 
@@ -318,13 +318,15 @@ class DataSection(_Section):
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
         if self.masking == "static" and self.masking_rate != STORED_MASKING_RATE:
-            problem = f"{self.masking_rate} does not work with data.masking 'static', because "
-            problem += f"prepared sets are masked at {STORED_MASKING_RATE}"
+            problem = (
+                f"{self.masking_rate} does not work with data.masking 'static', because prepared "
+                f"sets have a masking rate of {STORED_MASKING_RATE}"
+            )
             raise ConfigError("data.masking_rate", problem, "set data.masking to 'dynamic'")
         needed = int(self.masking_rate * self.max_seq_length)  # 76 of 512, as in MLPerf
         if self.masking == "dynamic" and needed > self.max_predictions:
             problem = (
-                f"{self.max_predictions} is too small, because data.masking_rate needs {needed}"
+                f"{self.max_predictions} is too small, because data.masking_rate requires {needed}"
             )
             remedy = f"set it to {needed}, or lower data.masking_rate"
             raise ConfigError("data.max_predictions", problem, remedy)
@@ -337,7 +339,7 @@ class DataSection(_Section):
     def dupe_factor(self) -> int:
         """Number of passes over the embedded corpus. Each pass stores new masks.
 
-        Dynamic masking needs one pass only.
+        Dynamic masking needs only one pass.
         """
         return 10 if self.masking == "static" else 1
 
@@ -430,7 +432,7 @@ class OptimSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleSection(_Section):
-    """The learning rate over the steps: a linear warm-up, then a decay (`optim/schedule.py`)."""
+    """The schedule of the learning rate, a linear warm-up and a decay (`optim/schedule.py`)."""
 
     decay_steps: Annotated[
         int,
@@ -466,7 +468,7 @@ class ScheduleSection(_Section):
         warm_up_end = self.warmup_steps + self.start_warmup_step
         if self.decay_steps <= max(warm_up_end, self.warmup_steps):
             problem = f"{self.decay_steps} is before the end of the warm-up"
-            remedy = "raise it above schedule.warmup_steps"
+            remedy = f"set it to more than {max(warm_up_end, self.warmup_steps)}"
             raise ConfigError("schedule.decay_steps", problem, remedy)
         if self.form != "wsd" and self.cooldown_steps:
             problem = f"{self.cooldown_steps} does not work with schedule.form {self.form!r}"
@@ -479,7 +481,7 @@ class ScheduleSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipSection(_Section):
-    """Gradient clipping: which norm is limited, and to what (`distributed/clipping.py`)."""
+    """The norm that gradient clipping limits, and its limit (`distributed/clipping.py`)."""
 
     policy: Annotated[
         ClipPolicy,
@@ -530,7 +532,7 @@ class EvalSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlperfSection(_Section):
-    """What the MLPerf log says about the submission."""
+    """The submission's entries in the MLPerf log, and whether MLPerf's rules are enforced."""
 
     division: Annotated[
         Literal["closed", "open"],
@@ -549,7 +551,7 @@ class MlperfSection(_Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSection(_Section):
-    """When checkpoints are saved, and how many are kept (docs/reference/reliability.md)."""
+    """The interval between checkpoints, and the number to keep (docs/reference/reliability.md)."""
 
     interval_steps: Annotated[
         int | Literal["auto", "never"],

@@ -49,7 +49,7 @@ class Setting:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words to which the setting may be set."""
+        """The words that are allowed as values of the setting."""
         literals = (kind for kind in self.kinds if typing.get_origin(kind) is typing.Literal)
         return tuple(word for literal in literals for word in typing.get_args(literal))
 
@@ -81,7 +81,7 @@ class Setting:
             remedy = did_you_mean(value, self.words) if isinstance(value, str) else ""
             raise ConfigError(origin, problem, remedy)
         if isinstance(checked, str) and not checked.isprintable():
-            problem = f"{self.name} must have printable characters only, not {in_brief(checked)}"
+            problem = f"{self.name} must contain only printable characters, not {in_brief(checked)}"
             raise ConfigError(origin, problem, "")
         if self.bounds is not None:
             self.bounds.check(origin, checked, self.name)
@@ -114,7 +114,7 @@ def sections() -> Mapping[str, type]:
 
 
 def find_setting(name: str, origin: str) -> Setting:
-    """Return the setting `name`. Raises ConfigError, with similar names, if it does not exist."""
+    """Return the setting `name`. Raises ConfigError with similar names if there is none."""
     found = all_settings().get(name)
     if found is None:
         raise unknown_setting(name, origin)

@@ -1,12 +1,11 @@
-"""Plan which samples each micro-batch of a step gets, and compute its loss denominators.
+"""Plan which samples each micro-batch of a step gets, and compute the loss denominators.
 
-A balance policy is a pure function without communication. Its input is the lengths of a global
-batch in the order in which the sampler drew them, [R ranks, A accumulation steps, b sequences per
-micro-batch]. Its output is an `Assignment`. The exchange policies of the published runs
-(data/exchange.py) do communicate, but they deliver exactly the samples that the functions of this
-module assign. (docs/reference/glossary.md explains "balance policy".) Every rank computes the whole
-plan of a step from the length index, so each rank knows all denominators and the imbalance without
-a collective operation.
+A balance policy (docs/reference/glossary.md) is a pure function without communication. Its input is
+the lengths of a global batch in the order in which the sampler drew them, [R ranks, A accumulation
+steps, b sequences per micro-batch]. Its output is an `Assignment`. The exchange policies of the
+published runs (data/exchange.py) do communicate, but they deliver exactly the samples that the
+functions of this module assign. Every rank computes the whole plan of a step from the length index,
+so each rank knows all denominators and the imbalance without a collective operation.
 """
 
 import heapq
@@ -29,7 +28,7 @@ RESOLUTION = 2048  # larger costs are scaled down to at most this many integer s
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which samples of a global batch each micro-batch gets.
+    """The assignment of a global batch's samples to micro-batches.
 
     `indices` contains each index 0 .. n - 1 into the global batch exactly once. The indices for
     rank 0's first micro-batch come first, followed by those for rank 0's second micro-batch, and so
@@ -77,8 +76,8 @@ def assign_serpentine(cost: Float64Array, num_ranks: int) -> Int64Array:
 
     Samples are sorted by descending cost and assigned in rows of one sample per rank. Every second
     row is reversed, so that the rank with the costliest sample of one row gets the cheapest sample
-    of the next row (arXiv 2402.02447). `cost` is [groups, ranks * rows]. Returns each rank's sample
-    indices within its group, int64 [groups, ranks, rows].
+    of the next row (arXiv 2402.02447). `cost` has the shape [groups, ranks * rows]. Returns each
+    rank's sample indices within its group, int64 [groups, ranks, rows].
     """
     table = np.argsort(-cost, axis=1, kind="stable").reshape(len(cost), -1, num_ranks)
     table[:, 1::2] = table[:, 1::2, ::-1]
@@ -144,9 +143,10 @@ def even_slots(cost: NDArray[np.float64], num_slots: int) -> tuple[Int64Array, I
     but each slot gets at least one. The function searches for the smallest capacity at which all
     samples fit (MULTIFIT: Coffman, Garey, Johnson, SIAM J. Comput. 7, 1978). If one or two samples
     fill a slot exactly, the function chooses them (similar to minimum bin slack: Gupta, Ho,
-    Production Planning & Control 10, 1999). On the published lengths, with 1024 slots and 3 samples
-    per slot on average, the largest load is 1.004 times the mean load. Best-fit decreasing reaches
-    1.007. All comparisons use integers, so that every machine computes the same result.
+    Production Planning & Control 10, 1999). On the published lengths, the largest load is 1.004
+    times the mean load, compared with 1.007 for best-fit decreasing. That test had 1024 slots, and
+    3 samples per slot on average. All comparisons use integers, so that every machine computes the
+    same result.
 
     `cost` contains n positive whole numbers, with n >= `num_slots`. Returns the sample indices
     sorted by descending cost, int64 [n], and the slot of each of these samples, int64 [n].
@@ -240,7 +240,7 @@ def _fill_rows(steps: list[int], capacity: int, num_rows: int) -> list[list[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """The plan of one step: the samples and loss denominators of every micro-batch of all ranks."""
+    """The samples and the loss denominators of every micro-batch of all ranks in one step."""
 
     step: int
     sample_ids: Int64Array  # [n]: rank 0's first micro-batch, then its second, and so on
@@ -269,7 +269,7 @@ class StepPlan:
     def micro_batches_of(self, rank: int) -> Iterator[tuple[Int64Array, dict[str, float]]]:
         """Yield the sample ids and the loss denominators of each micro-batch of a rank.
 
-        The denominators are keyword arguments for the functions that make a batch.
+        The denominators are a dictionary of keyword arguments for `make_batch`.
         """
         for micro_batch in range(self.counts.shape[1]):
             yield (
@@ -288,7 +288,7 @@ class StepPlan:
 
 
 class StepPlanner:
-    """Turns the global batches of a sampler into step plans.
+    """A planner that turns the global batches of a sampler into step plans.
 
     The loss of a rank is its summed cross-entropy divided by a denominator. DistributedDataParallel
     (DDP) then averages the losses of all ranks. With `global` normalization, the denominator is the
@@ -310,18 +310,17 @@ class StepPlanner:
         balance: Callable[[Float64Array], Assignment] = AS_DRAWN,
         stored_masked: MaskedCounts | None = None,
     ) -> None:
-        """Make plans from the arrays of the length index, which are [N] and may be memory maps.
+        """Prepare to plan steps from the arrays of the length index, which may be memory maps.
 
         Args:
             sampler: draws the global batches.
-            lengths: tokens per sample.
-            masked_counts: number of masked positions per sample to train on.
+            lengths: number of tokens per sample, [N].
+            masked_counts: number of masked positions per sample to train on, [N].
             world_size: number of ranks.
-            grad_accum_steps: micro-batches per rank and step.
-            loss_normalization: how loss denominators are computed. The class docstring describes
-                both ways.
+            grad_accum_steps: number of micro-batches per rank and step.
+            loss_normalization: "global" or "per_rank", which the docstring of the class explains.
             balance: assigns the samples of a global batch to micro-batches. Its argument is the
-                tokens per sample, float64 [R, A, b]. See `Balance`.
+                number of tokens per sample, float64 [R, A, b]. See `Balance`.
             stored_masked: number of masked positions per sample that `prepare` stored, if it
                 differs from `masked_counts`.
         """
@@ -334,7 +333,7 @@ class StepPlanner:
         self._balance = balance
 
     def plan(self, step: int) -> StepPlan:
-        """Return the plan of step number `step`. Steps count from 1."""
+        """Return the plan of step number `step`, counted from 1."""
         drawn = self.sampler.global_batch(step)
         drawn_lengths = self._lengths[drawn]
         assignment = self._balance(drawn_lengths.astype(np.float64).reshape(self._shape))
@@ -382,7 +381,7 @@ def _imbalance(cost: NDArray[Any]) -> float:
 
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
-    """Make the step planner of a run from its config, its length index and its seed."""
+    """Create the step planner of a run from its config, its length index and its seed."""
     masked_counts: MaskedCounts | CountsByLength = index.masked_counts
     longest, data = index.manifest.max_seq_length, config.data
     if data.masking == "dynamic":
@@ -404,10 +403,10 @@ def planner_of_lengths(
     length_histogram: Sequence[int],
     stored_masked: MaskedCounts | None = None,
 ) -> StepPlanner:
-    """Make a step planner from the arrays of a length index.
+    """Create a step planner from the arrays of a length index.
 
-    All arrays are [N], except `length_histogram`. Its element k is the number of samples with k
-    tokens.
+    All arrays have the shape [N], except `length_histogram`, whose element k is the number of
+    samples with k tokens.
     """
     data, parallel = config.data, config.parallel
     return StepPlanner(
@@ -430,7 +429,7 @@ def planner_of_lengths(
 
 
 def balance_of(config: RunConfig) -> Balance:
-    """Return the balance policy that a config names, with its options."""
+    """Return the balance policy that a config selects, with its options."""
     return Balance(
         policy=config.data.balance,
         ranks_per_node=config.parallel.ranks_per_node,

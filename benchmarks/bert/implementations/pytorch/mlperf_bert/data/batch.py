@@ -1,4 +1,4 @@
-"""Make batches for the model, either with real tokens only or padded to a capacity.
+"""Create batches for the model, either with real tokens only or padded to a capacity.
 
 Padding gives the batches of all steps the same shapes. The padding tokens form dummy sequences
 after the real ones, so that attention covers every token and no real token attends to a padding
@@ -70,7 +70,7 @@ class UnpaddedBatch:
 
     @property
     def block(self) -> Tensor:
-        """The memory block of all tensors of a batch made by `empty_batch`, uint8 [bytes]."""
+        """The memory block of all tensors of a batch created by `empty_batch`, uint8 [bytes]."""
         storage = self.input_ids.untyped_storage()
         memory = torch.empty(0, dtype=torch.uint8, device=self.input_ids.device).set_(storage)
         start = self.input_ids.storage_offset() * self.input_ids.element_size()
@@ -81,7 +81,7 @@ class UnpaddedBatch:
         """Return the batch with each underlying memory block replaced by `change(block)`.
 
         `change` gets a block as uint8 [bytes] and must return a block with the same contents. All
-        tensors of a batch made by `empty_batch` share one block. Copying such a batch therefore
+        tensors of a batch created by `empty_batch` share one block. Copying such a batch therefore
         takes one copy instead of ten.
         """
         changed: dict[int, Tensor] = {}
@@ -112,8 +112,8 @@ def empty_batch(
     Args:
         lengths: tokens per sequence, B numbers.
         masked_counts: masked positions per sequence, B numbers with the sum P.
-        num_pairs: number of sequences with a next-sentence label. These are the first ones of the
-            batch. None means all sequences.
+        num_pairs: number of sequences with a next-sentence label, which come first in the batch.
+            None means that all sequences have one.
         device: device of the block. None means the host.
     """
     num_sequences, num_tokens = len(lengths), sum(lengths)
@@ -146,9 +146,9 @@ def empty_batch(
 def make_batch(
     samples: Samples, sample_ids: IntArray, *, mlm_denominator: float, nsp_denominator: float
 ) -> UnpaddedBatch:
-    """Make a batch in host memory from samples of any integer type, in the given order.
+    """Create a batch in host memory from samples of any integer type, in the given order.
 
-    `sample_ids` are int64 [n]. The denominators are those of the masked-LM and the next-sentence
+    `sample_ids` is int64 [n]. The denominators divide the masked-LM loss and the next-sentence
     loss.
     """
     batch = empty_batch(tuple(samples.lengths.tolist()), tuple(samples.masked_counts.tolist()))
@@ -241,7 +241,7 @@ def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
 def _unused_masked(real_counts: IntArray, lengths: IntArray, shape: StaticShape) -> IntArray:
     """Return the number of unused masked positions of each sequence of a padded batch.
 
-    The positions are given to the last of the B sequences first.
+    The last of the B sequences gets such positions first.
     """
     free = np.where(lengths > 0, shape.max_masked - real_counts, 0)
     free[shape.sequences :] = 0

@@ -36,8 +36,8 @@ class CapacityPlan:
         """Compute the capacity for a run of `num_steps` steps.
 
         `sizes` are the results of `micro_batch_sizes` for some steps, int64 [3, steps, R * A]. If
-        they cover all steps of the run, every step fits into the capacity. Otherwise the capacity
-        is a statistical bound from these steps, and a later step may not fit.
+        these steps are all steps of the run, every step fits into the capacity. Otherwise the
+        capacity is a statistical bound from these steps, and a later step may not fit.
         """
         exact = sizes.shape[1] >= num_steps
         tokens, sequences, masked = (
@@ -62,7 +62,7 @@ class StaticShape:
 
     @classmethod
     def of(cls, capacity: CapacityPlan, *, max_seqlen: int, max_masked: int) -> Self:
-        """Make the shape of a capacity, limited to the tokens that its sequences can hold.
+        """Return the shape of a capacity, limited to the tokens that fit into its sequences.
 
         The number of tokens is rounded up to a multiple of TOKEN_MULTIPLE.
         """
@@ -77,27 +77,28 @@ class StaticShape:
 
     @property
     def dummies(self) -> int:
-        """Number of dummy slots: as few as can hold all tokens of the shape.
+        """Smallest number of dummy slots that have room for all tokens of the shape.
 
-        Each slot can hold `max_seqlen` tokens.
+        Each slot has room for `max_seqlen` tokens.
         """
         return -(-self.tokens // self.max_seqlen)
 
     def least_padding(self, sequences: Int64Array) -> Int64Array:
-        """Return how many padding tokens micro-batches with these numbers of sequences need.
+        """Return the number of padding tokens that micro-batches with `sequences` sequences need.
 
-        The last layer computes only some tokens (`last_rows`): the first token of each slot, and
-        the used and unused masked positions. It assigns each of them to a non-empty sequence, which
-        can have at most 1 + `max_masked`. The last non-empty sequence also gets the first tokens of
-        the empty slots. If there are too few non-empty sequences, some empty slots for real
-        sequences must get one padding token each. The result has the shape of `sequences`.
+        The last layer computes only some tokens (`last_rows`), which are the first token of each
+        slot and the used and unused masked positions. It assigns each of these tokens to a
+        non-empty sequence, which can have at most 1 + `max_masked` of them. The last non-empty
+        sequence also gets the first tokens of the empty slots. If there are too few non-empty
+        sequences, some empty slots for real sequences must get one padding token each. The result
+        has the shape of `sequences`.
         """
         rows = self.masked + self.sequences
         filled = max(-(-rows // (1 + self.max_masked)), self.sequences - self.max_masked)
         return np.where(sequences < self.sequences, np.maximum(filled - sequences, 1), 0)
 
     def holds(self, *, tokens: Int64Array, sequences: Int64Array, masked: Int64Array) -> bool:
-        """Return whether all micro-batches fit into this shape.
+        """Return True if all micro-batches fit into this shape.
 
         The three arrays have the same shape and one element per micro-batch.
         """
@@ -138,8 +139,8 @@ def plan_shapes(
     """Compute the shapes for all micro-batches of a run of `num_steps` steps, smallest first.
 
     Args:
-        planner: makes the step plans of the run.
-        num_steps: steps of the run.
+        planner: creates the step plans of the run.
+        num_steps: number of steps of the run.
         max_seqlen: largest number of tokens of a sequence.
         max_masked: largest number of masked positions of a sequence.
     """
@@ -223,8 +224,8 @@ def _by_quantiles(
 ) -> tuple[CapacityPlan, ...]:
     """Return `number` capacities in ascending order, or fewer if some are equal.
 
-    The largest is `largest`. The next is the capacity of the largest planned step. All others are
-    at quantiles of the number of tokens per step.
+    The largest capacity is `largest`. The second largest is that of the largest planned step. All
+    others are at quantiles of the number of tokens per step.
     """
     shares = np.arange(1, number) / max(number - 1, 1)
     limits = np.unique(np.quantile(tokens, shares, method="higher").astype(np.int64))

@@ -2,8 +2,9 @@
 
 The random-number generator Philox 4x32 computes each random number from (seed, round, sample id,
 number of the draw). The masks therefore do not depend on ranks, workers or earlier draws.
-model/dropout_keys.py contains a readable form of Philox, and tests/plain_masking.py contains one of
-the masking rule. numba's cache requires that all this code is in one file (see compiled.py).
+model/dropout_keys.py contains a readable implementation of Philox, and tests/plain_masking.py
+contains one of the masking rule. numba's cache requires that all this code is in one file (see
+compiled.py).
 
 Shape letters: B sequences, T tokens, P masked positions.
 """
@@ -97,7 +98,7 @@ def draw_masks(
 def _find_candidates(
     sequence: NDArray[Any], special: NDArray[np.int64], candidates: NDArray[np.int64]
 ) -> int:
-    """Write the maskable positions of a sequence to the start of `candidates`, and count them."""
+    """Write the maskable positions of a sequence to `candidates`, and return their number."""
     available = 0
     for position in range(len(sequence)):
         candidates[available] = position

@@ -27,12 +27,13 @@ _LEAVE_TIMEOUT = timedelta(seconds=10)
 
 
 class ExchangeSource(BatchSource):
-    """Reads the samples drawn for this rank and exchanges them with the other ranks of its group.
+    """A source of batches that exchanges samples with the other ranks of its group.
 
-    Every exchange starts by gathering the sizes of the messages. The index determines these sizes,
-    too. But if a rank stops or cannot read its samples, gathering the sizes tells the other ranks
-    before they wait for its tokens. Gathering takes 8 bytes per rank. Training does not wait for
-    it, because the loader's thread runs ahead. The loss denominators come from the step plan.
+    Each rank reads the samples drawn for it. Every exchange starts by gathering the sizes of the
+    messages. The index determines these sizes, too, but if a rank stops or cannot read its samples,
+    gathering the sizes tells the other ranks before they wait for its tokens. Gathering takes 8
+    bytes per rank. Training does not wait for an exchange, because the loader's thread runs ahead.
+    The loss denominators come from the step plan.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class ExchangeSource(BatchSource):
         self._is_over = False
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """Return this rank's batches of a step. Collective: all ranks of the group must call it.
+        """Return this rank's batches of a step. Collective: all ranks of the group must call this.
 
-        Raises DataError in the cases that `BatchSource` names, and also if another rank has
-        stopped.
+        Raises DataError if samples cannot be read or their sizes differ from the plan, or if
+        another rank has stopped.
         """
         try:
             return super().micro_batches(plan)
@@ -107,7 +108,7 @@ class ExchangeSource(BatchSource):
             self._is_over = True
             which = dist.get_process_group_ranks(self._group)[sizes.index(_LEAVING)]
             problem = f"rank {which} could not read its samples or has stopped"
-            raise DataError("exchange of samples", problem, "see that rank's error message")
+            raise DataError("exchange of samples", problem, f"read the error of rank {which}")
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(message)] = torch.from_numpy(message)
         together = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8)

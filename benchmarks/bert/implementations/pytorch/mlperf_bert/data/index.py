@@ -10,7 +10,7 @@ Sets whose samples may have more than 255 masked positions have format version 3
 the manifest itself. `prepare` replaces a manifest of version 1 and keeps the shards.
 
 A sidecar is a JSON file next to a shard. It describes the shard's arrays, their offsets in the
-file, and the text that they were made from.
+file, and the text from which they were generated.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ MaskedCounts = NDArray[np.uint8] | NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True)
 class DatasetLocation:
-    """Location of an array in a shard: its dtype, number of elements, and offset in bytes."""
+    """The dtype, the number of elements and the offset in bytes of an array in a shard."""
 
     dtype: str
     count: int
@@ -111,10 +111,10 @@ class ShardSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sidecar:
-    """The contents of a sidecar, which is all that training needs to map a shard without HDF5.
+    """The contents of a sidecar, which is sufficient for training to map a shard without HDF5.
 
     `examples_sha256` is a digest of the arrays without the rest of the shard file, so that results
-    of two machines can be compared. It is None for shards that were made before this digest
+    of two machines can be compared. It is None for shards that were prepared before this digest
     existed.
     """
 
@@ -200,10 +200,10 @@ def _check_arrays(sidecar: Sidecar) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """The manifest's entry for a shard: file name, number of samples, and digests.
+    """The manifest's entry for a shard, with its file name, number of samples, and digests.
 
-    The file name is relative to `shards/`. One digest is that of the shard, the other that of its
-    sidecar.
+    The file name is relative to `shards/`. One digest is that of the shard, and the other is that
+    of its sidecar.
     """
 
     file: str
@@ -213,9 +213,9 @@ class ShardEntry:
 
     @classmethod
     def of(cls, shard_path: Path) -> Self:
-        """Make the manifest's entry for a finished shard.
+        """Create the manifest's entry for a finished shard.
 
-        Raises DataError if the shard's sidecar is wrong.
+        Raises DataError if the shard's sidecar is missing or invalid.
         """
         sidecar = read_sidecar(shard_path)
         digest = file_digest(sidecar_path(shard_path), REMEDY)
@@ -224,7 +224,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """An array file of the index: its file name in `index/`, its size in bytes, and its digest."""
+    """The file name in `index/`, the size in bytes and the digest of an array file of the index."""
 
     file: str
     size_bytes: int
@@ -371,7 +371,7 @@ def write_index(
     num_samples = manifest.num_samples
     if not len(lengths) == len(masked_counts) == num_samples <= 2**32:
         problem = f"got {len(lengths)} lengths and {len(masked_counts)} masked counts"
-        raise DataError(str(set_dir), problem, f"pass {num_samples} of each, up to 2**32")
+        raise DataError(str(set_dir), problem, f"pass {num_samples} of each, at most 2**32")
     index_dir = set_dir / "index"
     make_directory(index_dir)
     # Remove the manifest first, so that no manifest is left if a crash leaves old and new arrays.

@@ -45,14 +45,14 @@ class StagedBatches:
 
 
 class Staging:
-    """Sends batches to a device from the loader's thread, and receives them in the loop's thread.
+    """The transfer of batches from the loader's thread to a device and to the loop's thread.
 
     The batches of a step that fits into none of the shapes stay unpadded.
 
     Args:
         device: the device to send batches to.
-        copy: copies a memory block to the device, and is called on a CPU, too. None means an
-            asynchronous copy from page-locked memory.
+        copy: copies a memory block to the device, which may be the CPU. None means an asynchronous
+            copy from page-locked memory to a GPU.
         shapes: shapes of the capacities, smallest first. Empty if no step is captured.
     """
 
@@ -72,14 +72,14 @@ class Staging:
     def thread_context(self) -> AbstractContextManager[object]:
         """Return a context manager that selects this device and the side stream for CUDA calls.
 
-        The loader's thread must use it, because a new thread always starts with GPU 0.
+        The loader's thread must use this context, because a new thread always starts with GPU 0.
         """
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def send(self, batches: tuple[UnpaddedBatch, ...], plan: StepPlan) -> StagedBatches:
         """Queue the copies of a step's batches to the device, without waiting for them.
 
-        Call it within `thread_context`.
+        Call this method within `thread_context`.
         """
         shape = shape_of(plan, self._shapes)
         if shape is not None:
@@ -107,9 +107,9 @@ class Staging:
         return memory
 
     def receive(self, staged: StagedBatches) -> tuple[UnpaddedBatch, ...]:
-        """Return batches that work queued later on the current stream can use.
+        """Return the batches, ready for work that is queued later on the current stream.
 
-        The loop's thread calls this. The device waits for the copies, but the host does not.
+        The loop's thread calls this method. The device waits for the copies, but the host does not.
         """
         if staged.copied is not None:
             stream = torch.cuda.current_stream(self._device)
@@ -143,12 +143,12 @@ class StepBatch:
 
 
 class BatchSource:
-    """Provides the batches of one rank. The loader's thread calls it once per step."""
+    """Base class of sources of one rank's batches, called by the loader's thread once per step."""
 
     received_bytes = 0  # bytes received from other processes so far
 
     def __init__(self, rank: int, set_dir: Path, masks: DynamicMasks | None = None) -> None:
-        """Provide the batches of `rank` from the set in `set_dir`.
+        """Prepare to provide the batches of `rank` from the set in `set_dir`.
 
         If `masks` is None, batches keep their stored masks.
         """
@@ -172,7 +172,7 @@ class BatchSource:
         return tuple(self._masks.of(batch, plan.step) for batch in batches)
 
     def close(self) -> None:
-        """Free all resources. The loader calls this once, after the last batch."""
+        """Free all resources. The loader calls this method once, after the last batch."""
 
     def _stored(self, plan: StepPlan) -> Iterable[UnpaddedBatch]:
         """Return the micro-batches of a step with their stored masks."""
@@ -180,7 +180,7 @@ class BatchSource:
 
 
 class DirectSource(BatchSource):
-    """Reads the samples that the plan assigns to this rank."""
+    """A source of batches that reads the samples assigned to this rank by the plan."""
 
     def __init__(self, reader: SampleReader, rank: int, masks: DynamicMasks | None = None) -> None:
         super().__init__(rank, reader.set_dir, masks)
@@ -192,12 +192,12 @@ class DirectSource(BatchSource):
 
 
 class DaliCopy:
-    """Copies memory blocks to a device through nvidia-dali, for `Staging`.
+    """A function object that copies memory blocks to a device through nvidia-dali.
 
     The pipeline contains one block and prefetches nothing, because the loader's thread already
-    makes batches ahead of the loop. On a GPU, DALI copies the block from its own page-locked memory
-    to its own device memory, while the loader's thread waits. The block is then copied to its final
-    place on the current stream. This class has never been run on a GPU.
+    prepares batches ahead of the loop. On a GPU, DALI copies the block from its own page-locked
+    memory to its own device memory, while the loader's thread waits. The block is then copied to
+    its final place on the current stream. This class has never been run on a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -236,7 +236,7 @@ class DaliCopy:
 
 
 class Loader:
-    """Iterates over the steps of one rank without end, starting with `first_step`."""
+    """An endless iterator over the steps of one rank, starting with `first_step`."""
 
     def __init__(
         self,
@@ -249,8 +249,8 @@ class Loader:
     ) -> None:
         """Prepare to load batches onto `device`.
 
-        `staging` copies the batches to the device. If it is None, the loader makes a default
-        `Staging`, which leaves batches unpadded.
+        `staging` copies the batches to the device. If `staging` is None, the loader creates a
+        default `Staging`, which leaves batches unpadded.
         """
         self._planner = planner
         self._source = source
@@ -269,7 +269,7 @@ class Loader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the loader's thread, and discard batches that were made ahead.
+        """Stop the loader's thread, and discard the batches that it prepared ahead.
 
         After an error, this method does not wait for the thread, because the thread may be waiting
         for other ranks, which in turn wait for this rank. The other ranks notice when this process

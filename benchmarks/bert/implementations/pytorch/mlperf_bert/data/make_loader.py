@@ -37,10 +37,10 @@ def make_loader(
     process: MpiProcess | None,
     first_step: int,
 ) -> tuple[Loader, tuple[StaticShape, ...]]:
-    """Make the loader of this rank, and the shapes to which it pads batches of a captured step.
+    """Create the loader of this rank, and the shapes to which it pads batches of captured steps.
 
-    Collective: all ranks must call it. `process` is this rank's process among trainers and reader
-    processes, or None if there are no reader processes.
+    Collective: all ranks must call this function. `process` is this rank's process among trainers
+    and reader processes, or None if there are no reader processes.
     """
     data = config.data
     masks: DynamicMasks | None = None
@@ -77,9 +77,9 @@ def _make_source(
     process: MpiProcess | None,
     masks: DynamicMasks | None,
 ) -> BatchSource:
-    """Make this rank's batch source, which uses a reader process, an exchange or direct reading.
+    """Create this rank's batch source, which uses a reader process, an exchange or direct reading.
 
-    Collective: all ranks must call it.
+    Collective: all ranks must call this function.
     """
     check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
     if process is not None:

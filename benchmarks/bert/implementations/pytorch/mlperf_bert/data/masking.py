@@ -1,4 +1,4 @@
-"""Draw dynamic masks: new random masks for each training batch, instead of the stored ones.
+"""Draw dynamic masks, which are new for each training batch, instead of the stored masks.
 
 RoBERTa introduced dynamic masks (arXiv 1907.11692, section 4.1). A rank draws the masks after it
 has received a batch, no matter how the samples were read or exchanged. The random numbers depend
@@ -22,7 +22,7 @@ _DRAWN = ("masked_token_index", "labels")  # the other tensors of a batch do not
 
 
 class DynamicMasks:
-    """Draws new masks each time a sample is trained on.
+    """A masker that draws new masks each time a sample is trained on.
 
     A sample gets the same masks twice only if one step contains it twice, which can happen at the
     end of an epoch. The constructor compiles the masking kernel and reads no samples. It raises
@@ -66,7 +66,7 @@ class DynamicMasks:
         wrong = self._draw(drawn, counts, step)
         if wrong != ALL_DRAWN:
             number, count = int(batch.sample_ids[wrong]), int(counts[wrong])
-            problem = f"sample {number} has fewer maskable tokens than the {count} to mask"
+            problem = f"sample {number} has fewer maskable tokens than the required {count}"
             remedy = "run `mlperf_bert verify --full` on this set, or lower data.masking_rate"
             raise DataError(str(self._set_dir), problem, remedy)
         return drawn

@@ -62,7 +62,7 @@ def wait_until(is_done: Callable[[], bool]) -> None:
 class Pair:
     """One end of the connection between a trainer and its reader process.
 
-    Only one thread at a time may use it.
+    Only one thread at a time may use this object.
     """
 
     def __init__(self, world: "MPI.Comm", partner: int) -> None:
@@ -82,7 +82,7 @@ class Pair:
         self.send(tag, np.frombuffer(json.dumps(value).encode(), dtype=np.uint8))
 
     def has_message(self) -> bool:
-        """Return whether a message has arrived, so that `receive` would not wait."""
+        """Return True if a message has arrived, so that `receive` would not wait."""
         self.progress()
         return bool(self._world.Iprobe(self._partner))
 
@@ -115,7 +115,7 @@ def from_json(contents: Bytes) -> Any:
 
 
 class MpiSource(BatchSource):
-    """Receives batches from a reader process, which reads and exchanges them ahead of time.
+    """A source of batches from a reader process, which reads and exchanges them ahead of time.
 
     The main thread calls `set_up` before the loader's thread starts, and `close` after it has
     ended, so that only one thread at a time calls MPI.
@@ -130,7 +130,7 @@ class MpiSource(BatchSource):
         self._is_over = False
 
     def set_up(self, seed: int) -> None:
-        """Tell the reader process to open the index and the sidecars, and wait until it has.
+        """Tell the reader process to open the index and the sidecars, and wait until they are open.
 
         Raises DataError if the reader process fails to open them.
         """
@@ -175,17 +175,17 @@ class MpiSource(BatchSource):
             raise DataError(f"reader of rank {self._rank}: {where}", problem, remedy)
         if tag is Tag.END:
             problem = "stopped because another rank's reader stopped"
-            remedy = "see that rank's error message"
+            remedy = "see the error message of the other rank"
             raise DataError(f"reader of rank {self._rank}", problem, remedy)
         return tag, contents
 
 
 class PeersEndedError(Exception):
-    """Raised if another reader of the group has failed, or has left because its trainer stopped."""
+    """Another reader of the group has failed, or has left because its trainer stopped."""
 
 
 class PeerExchange:
-    """Exchanges messages between the readers of a group.
+    """The exchange of messages between the readers of a group.
 
     All readers of the group must call the same methods in the same order.
     """
@@ -224,9 +224,9 @@ class PeerExchange:
 
 
 class StepReader:
-    """Reads the samples of one trainer step by step.
+    """A reader of one trainer's samples, step by step.
 
-    If the balance policy exchanges samples, this object also exchanges them with the other readers.
+    If the balance policy exchanges samples, the reader also exchanges them with the other readers.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Sampler(Protocol):
 
 
 class UniformSampler:
-    """Draws each sample exactly once per epoch, in a new random order for each epoch."""
+    """A sampler that draws each sample exactly once per epoch, in a new random order each time."""
 
     def __init__(
         self, num_samples: int, global_batch_size: int, seed: int, skip_samples: int = 0
@@ -69,7 +69,7 @@ class UniformSampler:
 
 
 class QuantileSampler:
-    """Draws the same number of samples from each of q quantiles of the length.
+    """A sampler that draws the same number of samples from each of q quantiles of the length.
 
     Here, a quantile is a range of lengths that contains about 1/q of the samples. Every sample is
     drawn exactly once per epoch, so that the sampler is unbiased. The number of tokens per batch
@@ -159,17 +159,17 @@ def make_sampler(
     seed: int,
     skip_samples: int = 0,
 ) -> Sampler:
-    """Make the sampler that the config names, for a prepared set.
+    """Create the sampler that the config selects, for a prepared set.
 
     Args:
         name: the sampler's name in the config.
-        order_by_length: sample ids sorted by length, integer [N].
+        order_by_length: sample ids sorted by length, integers [N].
         length_histogram: element k is the number of samples with k tokens.
         global_batch_size: samples per step.
         seed: determines the random order of the samples.
         skip_samples: number of samples to skip at the start of the sampler's order. The order of
-            all other samples does not change. It depends on the seed and, for "quantile", on
-            `num_quantiles`. For the published samplers, the config accepts only 0.
+            all other samples does not change. This order depends on the seed and, for "quantile",
+            on `num_quantiles`. For the published samplers, the config accepts only 0.
 
     Raises ConfigError if the sampler does not support this batch size or this set.
     """
@@ -224,7 +224,7 @@ class Strata:
     def draw(
         self, stratum: Int64Array, index: Int64Array, round_number: Int64Array, seed: int
     ) -> Int64Array:
-        """Return sample ids, given the stratum, the round and the position in that round of each.
+        """Return sample ids, each given by its stratum, its round and its position in the round.
 
         In each round, the samples of a stratum are drawn in a new random order. All arrays,
         including the result, are int64 [n].
@@ -236,7 +236,7 @@ class Strata:
 
 
 class PublishedStrataSampler:
-    """Draws a fixed number of samples from each stratum, as in the published runs.
+    """A sampler that draws a fixed number of samples from each stratum, as in the published runs.
 
     The numbers apply to every 16 or 12 consecutive samples. Samples of a stratum are drawn without
     replacement. When all have been drawn, the stratum starts its next round. A pass ends when a
@@ -254,13 +254,14 @@ class PublishedStrataSampler:
         """
         group = sum(counts)
         if global_batch_size % group:
-            problem = f"the counts {'/'.join(map(str, counts))} need a global batch that is a "
-            problem += f"multiple of {group}, not {global_batch_size}"
+            problem = f"needs a global batch that is a multiple of {group}, not {global_batch_size}"
             remedy = "change parallel.local_batch_size, or use 'quantile'"
             raise ConfigError("data.sampler", problem, remedy)
         if len(strata.sizes) != len(counts):
-            problem = f"needs samples in {len(counts)} length ranges, but the data has only "
-            problem += f"samples of {', '.join(strata.names)} tokens"
+            problem = (
+                f"needs samples in {len(counts)} length ranges, but the data has only samples of "
+                f"{', '.join(strata.names)} tokens"
+            )
             remedy = "use 'quantile', which works with any lengths"
             raise ConfigError("data.sampler", problem, remedy)
         self._strata = strata
@@ -274,9 +275,11 @@ class PublishedStrataSampler:
         self._stratum, self._number = stratum[spread], number[spread]
         self._seed = seed
         if not self.steps_of_pass:
-            problem = f"a global batch of {global_batch_size} needs more samples of some length "
-            problem += f"range than the data has ({', '.join(strata.names)} tokens: "
-            problem += f"{', '.join(map(str, strata.sizes))})"
+            problem = (
+                f"a global batch of {global_batch_size} needs more samples of some length range "
+                f"than the data has ({', '.join(strata.names)} tokens: "
+                f"{', '.join(map(str, strata.sizes))})"
+            )
             remedy = "lower parallel.local_batch_size, or use 'quantile'"
             raise ConfigError("data.sampler", problem, remedy)
 

@@ -150,9 +150,9 @@ def shared_texts(
 def _digests(sidecar: Sidecar) -> dict[str, str]:
     """Return the digests that a shard may have in common with another shard.
 
-    Each digest is mapped to a description of what the shards then have in common. The digest of the
-    examples is included, because imported files can contain the same examples in several formats,
-    which have different source digests.
+    Returns a dictionary from each digest to a description of what shards with this digest have in
+    common. The digest of the examples is included, because imported files can contain the same
+    examples in several formats, which have different source digests.
     """
     descriptions = {sidecar.source_sha256: "was prepared from the same text as"}
     if sidecar.examples_sha256 is not None:
@@ -195,11 +195,8 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
     """
     train, held_out = (open_index(data_dir / name, config) for name in ("train", "eval"))
     if train.manifest.vocabulary_sha256 != held_out.manifest.vocabulary_sha256:
-        raise ConfigError(
-            "--data",
-            f"train and eval in {data_dir} were prepared with different vocabularies",
-            "prepare both with the same one",
-        )
+        problem = f"train and eval in {data_dir} were prepared with different vocabularies"
+        raise ConfigError("--data", problem, "prepare both sets with the same vocabulary")
     check_batch_fits(config, train, data_dir)
     data = RunData(
         train=train,
@@ -256,11 +253,9 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
             f"set it to {manifest.vocab_size}, or use other data",
         )
     if manifest.segments == "single" and config.model.objective == "mlm_nsp":
-        raise ConfigError(
-            "model.objective",
-            f"'mlm_nsp' needs sentence pairs, but the data in {set_dir} has single segments",
-            "set it to 'mlm', or prepare sentence pairs",
-        )
+        problem = f"'mlm_nsp' needs sentence pairs, but the data in {set_dir} has single segments"
+        remedy = "set it to 'mlm', or prepare data with sentence pairs"
+        raise ConfigError("model.objective", problem, remedy)
     limits = config.data.max_seq_length, config.data.max_predictions
     used_masks = manifest.max_predictions
     if used_masks > limits[1]:  # for example short sequences prepared with the default
@@ -279,8 +274,10 @@ def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> N
     """Raise ConfigError if a global batch has more samples than the training set."""
     global_batch_size, num_samples = config.parallel.global_batch_size, train.manifest.num_samples
     if global_batch_size > num_samples:
-        problem = f"{data_dir} has only {num_samples:,} training examples, "
-        problem += f"but a global batch needs {global_batch_size:,}"
+        problem = (
+            f"{data_dir} has only {num_samples:,} training examples, but a global batch needs "
+            f"{global_batch_size:,}"
+        )
         remedy = "prepare more text, or lower parallel.local_batch_size"
         raise ConfigError("--data", problem, remedy)
 
@@ -288,8 +285,8 @@ def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> N
 def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
     """Compare the target accuracy with the context-free baseline.
 
-    Returns a line for the console that states both. Raises ConfigError if the rules are enforced
-    and the target is too close to the baseline.
+    Returns a line for the console that reports both accuracies. Raises ConfigError if the rules are
+    enforced and the target is too close to the baseline.
     """
     baseline, target = held_out.manifest.baseline, config.eval.target
     words = "no target accuracy" if target is None else f"target accuracy {target:.4f}"
@@ -298,11 +295,9 @@ def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
     accuracy = baseline.context_free_accuracy
     lowest = LOWEST_TARGET_OVER_BASELINE * accuracy
     if config.mlperf.enforce_rules and target is not None and target < lowest:
-        raise ConfigError(
-            "eval.target_accuracy",
-            f"{target} is only {target / accuracy:.2f} x the context-free baseline {accuracy:.4f}",
-            f"set it to at least {lowest:.4f} ({LOWEST_TARGET_OVER_BASELINE} x the baseline)",
-        )
+        problem = f"{target} is too close to the context-free baseline, which is {accuracy:.4f}"
+        remedy = f"set it to at least {lowest:.4f} ({LOWEST_TARGET_OVER_BASELINE} x the baseline)"
+        raise ConfigError("eval.target_accuracy", problem, remedy)
     if target is not None:
         words += f", which is {target / accuracy:.2f} x the context-free baseline"
     return (
@@ -315,10 +310,10 @@ class ContentsCheck:
     """A context manager that checks the bytes of the shards in a thread.
 
     Args:
-        readers: the readers of both sets. Empty if another rank of the node runs the check.
-        known: digest of the blocks of a large pair of sets, from the checkpoint that the run
-            resumes from. None if there is no such digest.
-        host: host name to add to errors. Empty if all ranks are on one host.
+        readers: the readers of both sets. This is empty if another rank of the node runs the check.
+        known: digest of the blocks of a large pair of sets, from the checkpoint from which the run
+            resumes, or None if there is no such digest.
+        host: host name to add to errors, or "" if all ranks are on one host.
     """
 
     def __init__(
@@ -368,7 +363,7 @@ class ContentsCheck:
         if self._known not in (None, found):
             where = self._with_host(self._readers[0].set_dir.parent)
             problem = "the data has changed since the run started (blocks of its shards differ)"
-            remedy = "restore the shards that `mlperf_bert verify --full` names, or start a new run"
+            remedy = "restore the shards that `mlperf_bert verify --full` lists, or start a new run"
             raise DataError(where, problem, remedy)
         return found
 
@@ -396,7 +391,7 @@ class ContentsCheck:
         return digest.hexdigest()
 
     def _add(self, digest: "_Hash", path: Path, offsets: Iterable[int], num_bytes: int) -> None:
-        """Add `num_bytes` bytes of a file, from each offset on, to the digest.
+        """Add `num_bytes` bytes of a file, starting at each of the offsets, to the digest.
 
         At the end of the file, fewer bytes are added.
         """

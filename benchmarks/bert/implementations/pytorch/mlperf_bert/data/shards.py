@@ -35,7 +35,7 @@ class ShardArrays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """n samples, concatenated in the order of the requested ids.
+    """n samples, whose arrays are concatenated in the order of the requested ids.
 
     All arrays are int64, unless the samples were received from another process
     (data/token_packets.py).
@@ -106,13 +106,13 @@ class Shard:
         for name, into in (("offsets", "input_ids"), ("masked_lm_offsets", "masked_lm_ids")):
             first, last, total = views[name][0], views[name][-1], len(views[into])
             if first != 0 or last != total:
-                problem = f"must run from 0 to {total}, but runs from {first} to {last}"
+                problem = f"must start with 0 and end with {total}, not with {first} and {last}"
                 raise DataError(f"{self.path}: {name}", problem, SIDECAR_REMEDY)
         return ShardArrays(**views)
 
 
 class SampleReader:
-    """Reads samples of a prepared set by their ids (0 .. num_samples - 1), in any order.
+    """A reader of a prepared set's samples by their ids (0 .. num_samples - 1), in any order.
 
     The constructor reads only sidecars. It raises DataError if a shard is missing, has the wrong
     size, or does not match the manifest.
@@ -188,7 +188,7 @@ class SampleReader:
 def _out_of_range(samples: Samples, manifest: Manifest) -> dict[str, NDArray[np.bool_]]:
     """Find samples with values outside their valid range.
 
-    Returns a dictionary from the name of each array to a bool [n], which is true for samples with
+    Returns a dictionary from the name of each array to a bool [n], which is True for samples with
     an invalid value.
     """
     lengths, counts = samples.lengths, samples.masked_counts
@@ -211,8 +211,8 @@ def _largest(values: IntArray, counts: IntArray) -> IntArray:
 
 
 def size_error(set_dir: Path) -> DataError:
-    """Make the error that is raised if the size of a sample differs from the plan of its step."""
-    problem = "the sizes of its samples do not match its index"
+    """Return the error for a sample whose size differs from the plan of its step."""
+    problem = "the sizes of samples do not match the set's index"
     remedy = "check this set with `mlperf_bert verify --full`, and prepare it again"
     return DataError(str(set_dir), problem, remedy)
 
@@ -238,5 +238,5 @@ def _check_entry(shard: Shard, num_samples: int, sha256: str, manifest: Manifest
     }
     for key, (in_sidecar, in_manifest) in pairs.items():
         if in_sidecar != in_manifest:
-            problem = f"{in_sidecar} does not match the set's manifest, which says {in_manifest}"
+            problem = f"{in_sidecar} does not match the set's manifest, which has {in_manifest}"
             raise DataError(f"{shard.path}.json: {key}", problem, SIDECAR_REMEDY)
