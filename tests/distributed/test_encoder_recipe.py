@@ -131,7 +131,7 @@ def test_single_segments_have_no_next_sentences(tiny_config, data, tmp_path, cap
     assert run_train(tiny_config, data, tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "model.objective: 'mlm_nsp' needs sentence pairs" in said and "set it to 'mlm'" in said
+    assert "model.objective: 'mlm_nsp' needs sentence pairs" in said and "use 'mlm'" in said
 
 
 def test_dynamic_masks_change_the_losses_and_depend_on_the_seed(

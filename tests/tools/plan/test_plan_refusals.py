@@ -34,7 +34,7 @@ REFUSED = {
     SUGGEST: {
         "--nodes 0": "--nodes: is 0",
         "--nodes 5000": "40,000 ranks, but the largest batch has 16,384 sequences",
-        "--nodes 1 --out own_2x8x56x1.toml": "not match [parallel], whose size is 1x8x56x1",
+        "--nodes 1 --out own_2x8x56x1.toml": "must be named after the size in [parallel], 1x8x56x1",
         "--nodes 1 --out missing/own.toml": "No such file or directory",
     },
     LAW: {

@@ -29,7 +29,7 @@ def test_equal_ranks_begin_and_others_are_named_with_the_reason(monkeypatch):
     assert str(raised.value) == (
         "model.attention: differs between ranks ('attention: triton' on rank 0, "
         "'attention: flash (not triton, because there is no C compiler)' on rank 1); "
-        "set it to a value that all ranks can run, or install the same software on all nodes"
+        "choose a value that all ranks can run, or install the same software on all nodes"
     )
     assert raised.value.is_of_all_ranks
     with pytest.raises(ConfigError, match=r"model\.kernels: .*'fused' on rank 0, 'refe.* rank 1"):

@@ -74,7 +74,7 @@ def test_without_a_usable_checkpoint_a_new_run_starts(command, killed, tmp_path,
 def test_a_setting_is_set_as_the_message_says(command, tmp_path, capsys):
     for setting, hint, right in (
         ("run.seed=12", "set it to 11", "run.seed=11"),
-        ("run.max_steps=16", "set it to more than 16", "run.max_steps=17"),
+        ("run.max_steps=16", "use more than 16 steps", "run.max_steps=17"),
     ):
         assert hint in refusal(capsys, *command, *sets_of(setting))
         shutil.copytree(command[command.index("--run-dir") + 1], tmp_path / right)

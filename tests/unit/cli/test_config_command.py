@@ -77,4 +77,4 @@ def test_a_path_that_would_be_taken_apart_is_refused(tmp_path, capsys):
         shutil.copy(CONFIGS / "cpu_tiny.toml", path)
         error = refusal(capsys, "config", "slurm", path)
         assert f"has {bad!r} in its path" in error
-        assert "move it to a path of" in error
+        assert "use only letters, digits and" in error

@@ -78,7 +78,7 @@ def _refuse_state(config: RunConfig, problem: str) -> None:
     `problem` says why there is no training state to start from.
     """
     if config.run.init_state == "training":
-        remedy = "pass a run's checkpoint with --init-checkpoint, or set it to 'weights'"
+        remedy = "pass a run's checkpoint with --init-checkpoint, or use 'weights'"
         raise ConfigError("run.init_state", f"is 'training', but {problem}", remedy)
 
 
@@ -112,7 +112,7 @@ def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
         _check_same(directory, orders, "data.skip_samples")
         if sets_sha256(data_dir / "train", data_dir / "eval") != state.data_sha256:
             problem = f"is {config.data.skip_samples}, but {directory} was trained on other data"
-            raise ConfigError("data.skip_samples", problem, "set it to 0, or pass the earlier data")
+            raise ConfigError("data.skip_samples", problem, "use 0, or pass that checkpoint's data")
 
 
 def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what: str) -> None:
@@ -147,7 +147,7 @@ def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
     if name == "objective":
         if (ours, theirs) == ("mlm_nsp", "mlm"):
             problem = f"is 'mlm_nsp', but the weights in {directory} have no next-sentence head"
-            remedy = "set it to 'mlm', or pass weights with this head"
+            remedy = "use 'mlm', or pass weights that have this head"
             raise ConfigError("model.objective", problem, remedy)
     elif name == "vocab_size" and -(-ours // 8) == -(-theirs // 8):
         return  # both are padded to the same number of rows

@@ -118,7 +118,7 @@ def load_phase(
     info: RankInfo,
     device: torch.device,
 ) -> str:
-    """Load the training state of an earlier run to start a new phase, and return a line about it.
+    """Load an earlier run's training state to start a new phase, and return one line for the log.
 
     Weights, optimizer moments, FP8 scales and the number of updates continue from the checkpoint.
     The step and sample counters, the schedule, the data order and the random number generators

@@ -158,8 +158,8 @@ def complete_checkpoints(directory: Path) -> list[Path]:
 def has_had_checkpoints(directory: Path) -> bool:
     """Return True if `directory` has ever had a complete checkpoint.
 
-    The checkpoint may still be there, may have been put aside, or may be lost. Raises
-    UnreadableError if the file system fails.
+    The checkpoint may still be there, may have been renamed because it is damaged, or may be lost.
+    Raises UnreadableError if the file system fails.
     """
     return any(
         name == LATEST or ("step_" in name and not name.endswith(".partial"))
@@ -341,8 +341,8 @@ def move_aside(path: Path, word: str) -> Path:
 def bring_back(directory: Path) -> None:
     """Rename each replaced checkpoint back to its old name if the replacement is missing.
 
-    A replacement is missing if the writer was killed before it was complete. Raises UnreadableError
-    if the file system fails.
+    A replacement is missing if the writer was killed before the replacement was complete. Raises
+    UnreadableError if the file system fails.
     """
     for name in names_in(directory):
         path = directory / name.removeprefix(f"{REPLACED}_")

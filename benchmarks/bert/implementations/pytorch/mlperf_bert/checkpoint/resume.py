@@ -304,7 +304,7 @@ def _check_fixed(
             raise ConfigError(name, f"is {now!r}, but the checkpoint has {before!r}", remedy)
     if state.step >= new.max_steps:
         problem = f"is {new.max_steps:,}, but the checkpoint is from step {state.step:,}"
-        raise ConfigError("run.max_steps", problem, f"set it to more than {state.step}")
+        raise ConfigError("run.max_steps", problem, f"use more than {state.step:,} steps")
 
 
 def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -361,7 +361,7 @@ def _check_equal(setting: str, names: Sequence[str], notes: Sequence[str]) -> No
         return
     places = [f"{notes[names.index(name)]!r} on rank {names.index(name)}" for name in unique]
     problem = f"differs between ranks ({', '.join(places)})"
-    remedy = "set it to a value that all ranks can run, or install the same software on all nodes"
+    remedy = "choose a value that all ranks can run, or install the same software on all nodes"
     raise ConfigError(setting, problem, remedy)
 
 

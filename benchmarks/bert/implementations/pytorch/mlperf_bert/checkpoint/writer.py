@@ -301,7 +301,7 @@ class CheckpointWriter:
         self._has_said_gone = False
 
     def leave(self) -> None:
-        """After the run failed, wait a few seconds for an unfinished checkpoint."""
+        """After the run has failed, wait a few seconds for an unfinished checkpoint."""
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
 
@@ -336,7 +336,7 @@ class CheckpointWriter:
         """Start to write a checkpoint of the current state, and return True.
 
         The method returns once the copies of weights and state are complete or queued. If the
-        previous checkpoint is still being written, it does nothing and returns False.
+        previous checkpoint is still being written, the method does nothing and returns False.
         """
         if self._are_busy(self._statuses()):
             return False

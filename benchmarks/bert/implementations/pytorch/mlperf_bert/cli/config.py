@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 def _listed(names: Sequence[str]) -> Iterator[str]:
     """Yield the lines that `config list` prints for the named sections and settings.
 
-    Without names, it yields lines for all settings. Raises ConfigError for an unknown name, and
+    Without names, yield the lines of all settings. Raises ConfigError for an unknown name, and
     suggests similar names.
     """
     width = shutil.get_terminal_size((_WIDTH, 24)).columns

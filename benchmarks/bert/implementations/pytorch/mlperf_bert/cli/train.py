@@ -255,7 +255,7 @@ def _train_watched(
 
 
 def _start_hint(args: argparse.Namespace, info: "RankInfo") -> str | None:
-    """Return what to type if the run stops before its first step, or None on other ranks than 0."""
+    """Return what to type if the run stops before its first step, or None on ranks other than 0."""
     if args.no_start_hint or info.rank != 0:
         return None
     return _hints(args, info).before_first_step()

@@ -259,7 +259,7 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     section, dot, field = dotted.strip().partition(".")
     if not equals:
         problem = f"cannot read {in_brief(override)}"
-        raise ConfigError("--set", problem, "pass it as SECTION.KEY=VALUE")
+        raise ConfigError("--set", problem, "use the form SECTION.KEY=VALUE")
     if not (dot and field) or section not in sections():
         raise unknown_setting(dotted.strip(), "--set")
     try:
@@ -277,7 +277,7 @@ def check_file_name(path: Path, parallel: ParallelSection) -> None:
     names = ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps")
     size = [getattr(parallel, name) for name in names]
     if [int(number) for number in match.groups()] != size:
-        problem = f"its name does not match [parallel], whose size is {'x'.join(map(str, size))}"
+        problem = f"must be named after the size in [parallel], {'x'.join(map(str, size))}"
         raise ConfigError(str(path), problem, "rename the file, or change [parallel]")
 
 

@@ -80,7 +80,7 @@ class RunConfig:
 
     @property
     def eval_interval_samples(self) -> int:
-        """Number of samples between evaluations, set or from MLPerf's rules (section 7)."""
+        """Number of samples between evaluations, as set or as in MLPerf's rules (section 7)."""
         if self.eval.interval_samples != "mlperf":
             return self.eval.interval_samples
         samples = 0.05 * (230.23 * self.parallel.global_batch_size + 3_000_000)
@@ -139,7 +139,7 @@ def _check_shapes(config: RunConfig) -> None:
     model, data = config.model, config.data
     if data.max_seq_length > (most := model.max_position_embeddings):
         problem = f"{data.max_seq_length} exceeds model.max_position_embeddings, which is {most}"
-        raise ConfigError("data.max_seq_length", problem, "lower it, or raise the other setting")
+        raise ConfigError("data.max_seq_length", problem, "use a lower value, or raise that limit")
     _check_sizes(config)
     if data.counts_per_rank == "unequal":
         _check_unequal_counts(config)
@@ -187,7 +187,7 @@ def _check_apex(config: RunConfig) -> None:
         raise ConfigError(where, problem, remedy)
     if parallel.data_parallel not in ("ddp", "flat"):
         problem = f"'apex' does not work with parallel.data_parallel {parallel.data_parallel!r}"
-        remedy = "set it to 'ours', or set parallel.data_parallel to 'ddp' or 'flat'"
+        remedy = "use 'ours', or set parallel.data_parallel to 'ddp' or 'flat'"
         raise ConfigError(where, problem, remedy)
     # The flat reducer leaves gradients in the dtype in which they were sent.
     if parallel.data_parallel == "flat" and parallel.allreduce_dtype != "as_gradients":
@@ -211,7 +211,7 @@ def _check_first_buckets(config: RunConfig) -> None:
             "0 does not work with clip.policy 'bucket_before_allreduce' and parallel.data_parallel "
             "'ddp', because the first step then has other buckets than later steps"
         )
-        remedy = "set it to 1 or more, or set parallel.data_parallel to 'flat'"
+        remedy = "use at least 1, or set parallel.data_parallel to 'flat'"
         raise ConfigError("run.warm_up_steps", problem, remedy)
 
 

@@ -209,7 +209,7 @@ class ModelSection(_Section):
             problem = f"{self.num_heads} does not divide model.hidden_size ({self.hidden_size})"
             raise ConfigError("model.num_heads", problem, "change one of these two settings")
         if self.architecture == "modern" and self.head_size % 2:
-            problem = f"gives the odd head size {self.head_size}, but ModernBERT needs an even one"
+            problem = f"gives the odd head size {self.head_size}, but ModernBERT needs an even size"
             raise ConfigError("model.num_heads", problem, "choose another number of heads")
         if self.architecture == "modern" and self.objective != "mlm":
             problem = f"{self.objective!r} does not work with model.architecture 'modern'"
@@ -218,7 +218,7 @@ class ModelSection(_Section):
         for name in OF_MODERN:
             default = ModelSection.__dataclass_fields__[name].default
             if self.architecture == "bert" and getattr(self, name) != default:
-                remedy = "remove it, or set model.architecture to 'modern'"
+                remedy = "remove this setting, or set model.architecture to 'modern'"
                 raise ConfigError(f"model.{name}", "has no effect on BERT", remedy)
         count = self.num_parameters
         if count > _MOST_PARAMETERS:
@@ -256,7 +256,7 @@ class ModelSection(_Section):
 
     @property
     def reach(self) -> int:
-        """Tokens to which a token attends on each side in a layer with a window, or 0 for BERT."""
+        """Number of tokens on each side within a layer's attention window, or 0 for BERT."""
         return self.attention_window // 2 if self.architecture == "modern" else 0
 
 
@@ -326,13 +326,13 @@ class DataSection(_Section):
         needed = int(self.masking_rate * self.max_seq_length)  # 76 of 512, as in MLPerf
         if self.masking == "dynamic" and needed > self.max_predictions:
             problem = (
-                f"{self.max_predictions} is too small, because data.masking_rate requires {needed}"
+                f"{self.max_predictions} is too small, because data.masking_rate needs {needed}"
             )
-            remedy = f"set it to {needed}, or lower data.masking_rate"
+            remedy = f"use {needed}, or lower data.masking_rate"
             raise ConfigError("data.max_predictions", problem, remedy)
         if self.skip_samples and self.sampler in PUBLISHED_STRATA:
             problem = f"{self.skip_samples} does not work with data.sampler {self.sampler!r}"
-            remedy = "set it to 0, or use data.sampler 'uniform' or 'quantile'"
+            remedy = "use 0, or set data.sampler to 'uniform' or 'quantile'"
             raise ConfigError("data.skip_samples", problem, remedy)
 
     @property
@@ -468,14 +468,14 @@ class ScheduleSection(_Section):
         warm_up_end = self.warmup_steps + self.start_warmup_step
         if self.decay_steps <= max(warm_up_end, self.warmup_steps):
             problem = f"{self.decay_steps} is before the end of the warm-up"
-            remedy = f"set it to more than {max(warm_up_end, self.warmup_steps)}"
+            remedy = f"use more than {max(warm_up_end, self.warmup_steps):,} steps"
             raise ConfigError("schedule.decay_steps", problem, remedy)
         if self.form != "wsd" and self.cooldown_steps:
             problem = f"{self.cooldown_steps} does not work with schedule.form {self.form!r}"
-            raise ConfigError("schedule.cooldown_steps", problem, "set it to 0, or use 'wsd'")
+            raise ConfigError("schedule.cooldown_steps", problem, "use 0, or set the form to 'wsd'")
         if warm_up_end + self.cooldown_steps > self.decay_steps:
             problem = f"{self.cooldown_steps} starts the cool-down before the warm-up ends"
-            remedy = "lower it, or raise schedule.decay_steps"
+            remedy = "use fewer steps, or raise schedule.decay_steps"
             raise ConfigError("schedule.cooldown_steps", problem, remedy)
 
 

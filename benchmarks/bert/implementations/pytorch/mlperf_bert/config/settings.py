@@ -1,4 +1,4 @@
-"""Look up the settings of a run: their types, defaults, allowed values and meanings."""
+"""Look up the settings of a run, with their types, defaults, allowed values and meanings."""
 
 import dataclasses
 import types
@@ -114,7 +114,7 @@ def sections() -> Mapping[str, type]:
 
 
 def find_setting(name: str, origin: str) -> Setting:
-    """Return the setting `name`. Raises ConfigError with similar names if there is none."""
+    """Return the setting `name`. Raises ConfigError with similar names if it does not exist."""
     found = all_settings().get(name)
     if found is None:
         raise unknown_setting(name, origin)

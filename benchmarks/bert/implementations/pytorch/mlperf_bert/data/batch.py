@@ -110,8 +110,8 @@ def empty_batch(
     """Allocate an uninitialized batch of B sequences and P masked positions in one memory block.
 
     Args:
-        lengths: tokens per sequence, B numbers.
-        masked_counts: masked positions per sequence, B numbers with the sum P.
+        lengths: number of tokens of each of the B sequences.
+        masked_counts: number of masked positions of each sequence, with the sum P.
         num_pairs: number of sequences with a next-sentence label, which come first in the batch.
             None means that all sequences have one.
         device: device of the block. None means the host.

@@ -344,7 +344,7 @@ class LengthIndex:
 
 
 def manifest_sha256(set_dir: Path) -> str:
-    """Compute the digest of the manifest file. Raises DataError if it cannot be read."""
+    """Compute the digest of the manifest file. Raises DataError if the file cannot be read."""
     return file_digest(set_dir / "index" / "dataset.json", REMEDY)
 
 

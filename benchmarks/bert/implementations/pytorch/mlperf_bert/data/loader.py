@@ -53,7 +53,7 @@ class Staging:
         device: the device to send batches to.
         copy: copies a memory block to the device, which may be the CPU. None means an asynchronous
             copy from page-locked memory to a GPU.
-        shapes: shapes of the capacities, smallest first. Empty if no step is captured.
+        shapes: shapes of the capacities, smallest first, or empty if no step is captured.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ STEPS_AHEAD = 8  # how many steps a reader sends before its trainer has received
 class Tag(IntEnum):
     """Kinds of message between a trainer and its reader process.
 
-    The contents are JSON, except those of a packet.
+    The contents of all messages except packets are JSON.
     """
 
     # From the trainer.
@@ -117,8 +117,8 @@ def from_json(contents: Bytes) -> Any:
 class MpiSource(BatchSource):
     """A source of batches from a reader process, which reads and exchanges them ahead of time.
 
-    The main thread calls `set_up` before the loader's thread starts, and `close` after it has
-    ended, so that only one thread at a time calls MPI.
+    The main thread calls `set_up` before the loader's thread starts, and `close` after that thread
+    has ended, so that only one thread at a time calls MPI.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Sampler(Protocol):
     """The interface of all samplers."""
 
     def global_batch(self, step: int) -> Int64Array:
-        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1.
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps are counted from 1.
 
         Every contiguous part of the batch is representative, because the lengths of neighboring
         samples vary as much as in the whole batch.
@@ -60,7 +60,7 @@ class UniformSampler:
         self._skip_samples = skip_samples
 
     def global_batch(self, step: int) -> Int64Array:
-        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1."""
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps are counted from 1."""
         ids = []
         of_epochs = epochs_of(step, self.global_batch_size, self.num_samples, self._skip_samples)
         for epoch, offset in of_epochs:
@@ -102,7 +102,7 @@ class QuantileSampler:
         self._larger = np.flatnonzero(self._sizes > len(order_by_length) // count)
 
     def global_batch(self, step: int) -> Int64Array:
-        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1."""
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps are counted from 1."""
         num_samples, count = len(self._order), len(self._sizes)
         ids = []
         of_epochs = epochs_of(step, self._global_batch_size, num_samples, self._skip_samples)
@@ -127,7 +127,7 @@ def epochs_of(
 ) -> list[tuple[int, Int64Array]]:
     """Return each epoch that a step draws from, with the positions to draw in that epoch.
 
-    Each element is the number of the epoch and int64 positions in its order.
+    Each element is a pair of the epoch's number and int64 positions in its order.
     """
     start = skip_samples + (step - 1) * global_batch_size
     stop = start + global_batch_size
@@ -314,7 +314,7 @@ class PublishedStrataSampler:
         )
 
     def global_batch(self, step: int) -> Int64Array:
-        """Draw the sample ids of a step, int64 [global_batch_size]. Steps count from 1."""
+        """Draw the sample ids of a step, int64 [global_batch_size]. Steps are counted from 1."""
         group = (step - 1) * self._groups + np.arange(self._groups)
         stratum = np.tile(self._stratum, self._groups)
         number = np.tile(self._number, self._groups)

@@ -150,9 +150,9 @@ def shared_texts(
 def _digests(sidecar: Sidecar) -> dict[str, str]:
     """Return the digests that a shard may have in common with another shard.
 
-    Returns a dictionary from each digest to a description of what shards with this digest have in
-    common. The digest of the examples is included, because imported files can contain the same
-    examples in several formats, which have different source digests.
+    The result maps each digest to a description of what shards with this digest have in common. The
+    digest of the examples is included, because imported files can contain the same examples in
+    several formats, which have different source digests.
     """
     descriptions = {sidecar.source_sha256: "was prepared from the same text as"}
     if sidecar.examples_sha256 is not None:
@@ -250,11 +250,11 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
             "model.vocab_size",
             f"{config.model.vocab_size} does not match the data in {set_dir}, whose vocabulary has "
             f"{manifest.vocab_size} entries",
-            f"set it to {manifest.vocab_size}, or use other data",
+            f"use {manifest.vocab_size}, or pass other data",
         )
     if manifest.segments == "single" and config.model.objective == "mlm_nsp":
         problem = f"'mlm_nsp' needs sentence pairs, but the data in {set_dir} has single segments"
-        remedy = "set it to 'mlm', or prepare data with sentence pairs"
+        remedy = "use 'mlm', or prepare data with sentence pairs"
         raise ConfigError("model.objective", problem, remedy)
     limits = config.data.max_seq_length, config.data.max_predictions
     used_masks = manifest.max_predictions
@@ -296,7 +296,7 @@ def _check_target(config: RunConfig, held_out: LengthIndex) -> str:
     lowest = LOWEST_TARGET_OVER_BASELINE * accuracy
     if config.mlperf.enforce_rules and target is not None and target < lowest:
         problem = f"{target} is too close to the context-free baseline, which is {accuracy:.4f}"
-        remedy = f"set it to at least {lowest:.4f} ({LOWEST_TARGET_OVER_BASELINE} x the baseline)"
+        remedy = f"use at least {lowest:.4f} ({LOWEST_TARGET_OVER_BASELINE} x the baseline)"
         raise ConfigError("eval.target_accuracy", problem, remedy)
     if target is not None:
         words += f", which is {target / accuracy:.2f} x the context-free baseline"

@@ -53,7 +53,8 @@ class Samples:
 class Shard:
     """One shard file, which is mapped into memory on first use.
 
-    The constructor raises DataError if the sidecar is wrong, or if the file size differs from it.
+    The constructor raises DataError if the sidecar is missing or invalid, or if the file has
+    another size than the sidecar states.
     """
 
     def __init__(self, path: Path) -> None:
