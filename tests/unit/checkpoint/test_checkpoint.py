@@ -328,5 +328,5 @@ def test_a_checkpoint_that_is_there_is_not_called_failed(writer, directory, monk
     error = OSError(28, "No space left on device")
     monkeypatch.setattr(writer_module, "write_file", Mock(side_effect=error))  # LATEST
     save(writer, 2)
-    assert "older checkpoints could not be removed" in writer.lines()[1]
+    assert "removing older checkpoints failed" in writer.lines()[1]
     verify(directory / "step_00000002")

@@ -466,7 +466,9 @@ class CheckpointWriter:
             if self.keep_last is not None:
                 prune(self.directory, self.keep_last)
         except (OSError, UserError) as error:
-            problem = f"is complete, but older checkpoints could not be removed ({error})"
+            problem = (
+                f"is complete, but updating LATEST or removing older checkpoints failed ({error})"
+            )
             self._lines.append(f"checkpoint {final.name} {problem}")
 
     def _manifest(self, state: CheckpointState, entries: dict[str, FileEntry]) -> Manifest:
