@@ -1,4 +1,4 @@
-"""Every corruption of prepared data, how it is done, and what finds it (docs/concepts/data.md).
+"""Every corruption of prepared data, and what finds it (docs/guides/prepare_data.md).
 
 Where digests are to be right, sidecars, manifest and index are written anew over the harm, as a
 careless preparation would have written them.
@@ -311,7 +311,7 @@ GROUPS = {
 
 
 def table():
-    """The table of docs/concepts/data.md: a row for the corruptions of a group found alike."""
+    """The table of docs/guides/prepare_data.md: a row for each group that is found alike."""
     stages = "at the start", "by `verify`", "by `verify --full`", "during training"
     lines = ["| found | corruption |", "|---|---|"]
     for group, members in GROUPS.items():

@@ -1,5 +1,6 @@
 """The cluster simulator: collectives, devices, what ranks compute, and whole steps and runs."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Workload, draw_steps, even_workload
+from bert_tools.plan.entries import published_entries, published_minutes
 from bert_tools.plan.sample_index import SampleIndex
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.sections import ModelSection
@@ -207,3 +209,42 @@ def test_buckets_are_those_of_the_project():
     # Heads, 24 layers, embeddings: the last bucket, with the embedding, is ready last.
     assert [bucket.phase for bucket in found] == sorted(bucket.phase for bucket in found)
     assert found[-1].phase == 25 and found[-1].fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "gpus", "joined"),
+    [
+        ("gb200", 18, 4, (1, 72)),  # a whole rack
+        ("gb200", 128, 4, (8, 64)),
+        ("gb200", 19, 4, (19, 4)),  # 19 nodes cannot be divided evenly
+        ("gb200", 1, 72, (1, 72)),
+        ("b200", 4, 8, (4, 8)),
+        ("a100", 4, 4, (4, 4)),  # links end at a node, even if it has only four GPUs
+    ],
+)
+def test_links_reach_over_the_nodes_of_a_rack(name, nodes, gpus, joined):
+    machine = make_machine(name, nodes, gpus)
+    linked = machine.by_links()
+    assert (linked.nodes, linked.gpus_per_node) == joined
+    assert linked.world_size == machine.world_size
+    assert linked.nodes * linked.node_gb_s == pytest.approx(nodes * machine.node_gb_s)
+
+
+def test_a_rack_is_faster_than_the_same_nodes_on_a_network():
+    rack = Network(make_machine("gb200", 16, 4), default_constants())
+    accelerator = replace(rack.machine.accelerator, link_gpus=4)
+    apart = replace(rack, machine=replace(rack.machine, accelerator=accelerator))
+    for name in ("all_reduce_ms", "all_gather_ms"):
+        assert getattr(rack, name)(2**28) < getattr(apart, name)(2**28)
+    assert rack.all_gather_in_node_ms(2**28) == apart.all_gather_in_node_ms(2**28)
+
+
+def test_every_accelerator_has_published_entries():
+    counts = {}
+    for each in accelerators().values():
+        entries = [e for e in published_entries() if re.search(each.published_as, e.accelerator)]
+        counts[each.name] = len(entries)
+        times = published_minutes(each.published_as, 8)
+        assert times == sorted(times) and all(time > 0 for time in times)
+    assert all(counts.values())
+    assert counts["gb200"] == 7 and counts["b200"] == 12  # of v4.1 and v5.0

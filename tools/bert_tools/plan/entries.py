@@ -76,6 +76,23 @@ def published_entries() -> list[Entry]:
     return [_published(row) for row in csv.DictReader(lines)]
 
 
+def published_minutes(accelerator: str, count: int) -> list[float]:
+    """Return the published times to train in the closed division, in minutes, in ascending order.
+
+    Args:
+        accelerator: regular expression that finds the accelerator's name.
+        count: number of accelerators.
+    """
+    return sorted(
+        entry.time_min
+        for entry in published_entries()
+        if entry.time_min is not None
+        and entry.division == "closed"
+        and entry.accelerators == count
+        and re.search(accelerator, entry.accelerator)
+    )
+
+
 def _published(row: Mapping[str, str]) -> Entry:
     millions = _number(row["samples_million"])
     return Entry(

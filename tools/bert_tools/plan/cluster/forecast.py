@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_tools.common.results import aligned
 from bert_tools.plan.cluster.machine import (
+    ACCELERATORS,
     AcceleratorName,
     Constants,
     Scope,
@@ -24,6 +25,7 @@ from bert_tools.plan.cluster.machine import (
 )
 from bert_tools.plan.cluster.step import Job, StepTiming, jitter, simulate_step
 from bert_tools.plan.cluster.workload import Workload, draw_steps, even_workload
+from bert_tools.plan.entries import published_minutes
 from bert_tools.plan.recipes import Estimate, Recipe, recipe_of, samples_to_target
 from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.config.files import load_config
@@ -146,6 +148,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "run": asdict(run),
         "samples_to_target": asdict(found.estimate),
         "forecast": {"seconds": run.seconds, "low": found.low, "high": found.high},
+        "published_minutes": _published(found),
         "held_out": HELD_OUT,
     }
     lines = list(_in_words(config, found))
@@ -232,12 +235,8 @@ def _job_of(
     if node_gb_s is not None and not _MIN_GB_S <= node_gb_s <= _MAX_GB_S:
         remedy = f"set it to a rate from {_MIN_GB_S:g} to {_MAX_GB_S:g} GB/s"
         raise ConfigError("--node-bandwidth", f"is {node_gb_s:g}", remedy)
-    in_name: AcceleratorName = "a100"
-    if "h100" in origin:
-        in_name = "h100"
-    elif "h200" in origin:
-        in_name = "h200"
-    name = accelerator or in_name
+    named = (each for each in ACCELERATORS[::-1] if each in origin)
+    name = accelerator or next(named, "a100")
     machine = make_machine(name, parallel.nodes, parallel.ranks_per_node, node_gb_s)
     precision = "bf16" if model.precision == "bf16_autocast" else model.precision
     if not machine.accelerator.peak_tflops(precision):
@@ -296,6 +295,19 @@ def evaluation_ms(job: Job) -> float:
     return micro_batches * float(timing.ends[last - 1, 0]) + sums_ms + reads_ms
 
 
+def _published(found: Simulated) -> dict[str, float] | None:
+    """Return the lowest, median and highest published minutes, and the number of entries.
+
+    The entries ran on as many accelerators as the simulated run. Returns None if there is no entry.
+    """
+    machine = found.job.machine
+    minutes = published_minutes(machine.accelerator.published_as, machine.world_size)
+    if not minutes:
+        return None
+    median = float(np.median(minutes))
+    return {"low": minutes[0], "median": median, "high": minutes[-1], "entries": len(minutes)}
+
+
 def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     """Yield the lines for the terminal, from the machine to the expected errors of the forecast."""
     parallel, run, estimate = config.parallel, found.run, found.estimate
@@ -336,6 +348,14 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
         f"{run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, without start-up"
     )
     yield f"range: {found.low:,.1f} to {found.high:,.1f} s"
+    if published := _published(found):
+        low, high, entries = published["low"], published["high"], published["entries"]
+        times = f"{low:.2f} min" if low == high else f"{low:.2f} to {high:.2f} min"
+        yield (
+            f"published: {times} on as many of these accelerators ({entries} closed MLPerf "
+            f"{'entry' if entries == 1 else 'entries'}); the median is "
+            f"{60 * published['median'] / run.seconds:.2f} times this forecast"
+        )
     yield "model: simulated step (docs/concepts/cluster_model.md) x published samples"
     yield f"error: {HELD_OUT}"
     yield _NOT_MODELLED

@@ -7,13 +7,13 @@ over each of two complementary trees (Sanders, Speck and Traeff, 2009). Times ar
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Literal, get_args
 
 from bert_tools.plan.recipes import shipped_rows
 
-AcceleratorName = Literal["a100", "a100_40gb", "h100", "h200"]
+AcceleratorName = Literal["a100", "a100_40gb", "h100", "h200", "b200", "gb200"]
 ACCELERATORS: tuple[AcceleratorName, ...] = get_args(AcceleratorName)
 MatrixPrecision = Literal["bf16", "fp8", "fp32"]
 
@@ -35,8 +35,10 @@ class Accelerator:
     multiprocessors: int
     memory_gb_s: float
     link_gb_s: float
+    link_gpus: int
     nics: int
     nic_gb_s: float
+    published_as: str
     source: str
 
     def peak_tflops(self, precision: MatrixPrecision) -> float:
@@ -62,6 +64,22 @@ class Machine:
     def world_size(self) -> int:
         """Return the number of ranks, one per accelerator."""
         return self.nodes * self.gpus_per_node
+
+    def by_links(self) -> "Machine":
+        """Return the same machine with nodes joined as far as the accelerators' links reach.
+
+        The links of GB200 connect the nodes of a rack. Of 128 nodes with four GPUs each, 16 share
+        the links of a rack, so that a collective sees eight nodes with 64 GPUs each.
+        """
+        reach = self.accelerator.link_gpus
+        most = reach // self.gpus_per_node if reach > _USUAL_NODE else 1
+        joined = max((n for n in range(1, most + 1) if self.nodes % n == 0), default=1)
+        return replace(
+            self,
+            nodes=self.nodes // joined,
+            gpus_per_node=self.gpus_per_node * joined,
+            node_gb_s=self.node_gb_s * joined,
+        )
 
 
 @cache
@@ -177,7 +195,7 @@ class Network:
     @property
     def node_gb_s(self) -> float:
         """Return the achieved network bandwidth of a node in GB/s, in one direction."""
-        return self.machine.node_gb_s * self.constants.network_efficiency
+        return self.machine.by_links().node_gb_s * self.constants.network_efficiency
 
     def all_reduce_ms(self, num_bytes: float) -> float:
         """Return the time to all-reduce a buffer of `num_bytes`, or 0 for one rank."""
@@ -195,7 +213,7 @@ class Network:
         The algorithms are a ring over all ranks, rings between nodes, and trees between nodes. On
         one node, only the ring is used.
         """
-        machine, constants = self.machine, self.constants
+        machine, constants = self.machine.by_links(), self.constants
         link_us, network_us = constants.link_latency_us, constants.network_latency_us
         nodes, ranks = machine.nodes, machine.gpus_per_node
         if nodes == 1:
@@ -214,7 +232,9 @@ class Network:
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
         """Return the time of an all-gather inside each node, after which a rank has `num_bytes`."""
-        ranks = self.machine.gpus_per_node
+        return self._gather_by_links_ms(num_bytes, self.machine.gpus_per_node)
+
+    def _gather_by_links_ms(self, num_bytes: float, ranks: int) -> float:
         if ranks == 1:
             return 0.0
         start_ms = self.constants.collective_start_us / 1e3
@@ -223,17 +243,15 @@ class Network:
 
     def all_gather_ms(self, num_bytes: float) -> float:
         """Return the time of an all-gather over all ranks, between nodes and then inside them."""
-        if self.machine.nodes == 1:
-            return self.all_gather_in_node_ms(num_bytes)
-        start_ms = self.constants.collective_start_us / 1e3
-        nodes, network_us = self.machine.nodes, self.constants.network_latency_us
-        inside = ring_all_gather_ms(
-            num_bytes, self.machine.gpus_per_node, self.link_gb_s, self.constants.link_latency_us
-        )
+        machine = self.machine.by_links()
+        inside = self._gather_by_links_ms(num_bytes, machine.gpus_per_node)
+        if machine.nodes == 1:
+            return inside
+        nodes, network_us = machine.nodes, self.constants.network_latency_us
         between = num_bytes * (nodes - 1) / nodes / self.node_gb_s / 1e6
         # Recursive doubling with log2(n) messages is used if a ring would have a longer latency.
         latency_ms = min(nodes - 1, math.ceil(math.log2(nodes))) * network_us / 1e3
-        return start_ms + inside + between + latency_ms
+        return inside + between + latency_ms
 
 
 Scope = Literal["none", "node", "world"]
