@@ -90,7 +90,7 @@ def test_a_corruption_is_found_and_its_file_named(corruption, config, good, tmp_
     for text in filter(None, (start, fast, full)):
         assert corruption.where in text
     if corruption in (*MIXED, *CARELESS):
-        assert "sha256 differs" not in fast + full  # what is found is the corruption itself
+        assert "SHA-256 differs" not in fast + full  # what is found is the corruption itself
     for line in filter(None, (start, training)):
         assert line.isprintable()
     assert not training or corruption.where in training or str(pair / "train") in training

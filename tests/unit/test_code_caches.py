@@ -103,11 +103,11 @@ def test_a_named_directory_that_others_can_write_is_refused(nothing_named, capsy
     named.mkdir()
     os.environ["TRITON_CACHE_DIR"] = str(named)
     problem = f"TRITON_CACHE_DIR: {named} is writable by other users; "
-    problem += "name one that only you can write to (chmod 700)"
+    problem += "set TRITON_CACHE_DIR to a private directory (chmod 700)"
     for mode in (0o777, 0o1777, 0o770):
         named.chmod(mode)
         error = refusal(capsys, "config", "show", "nowhere.toml")
-        assert error == f"mlperf_bert: error: {problem}, or unset TRITON_CACHE_DIR\n"
+        assert error == f"mlperf_bert: error: {problem}, or unset it\n"
     for mode, umask in ((0o755, 0o002), (0o710, 0o007), (0o701, 0o020)):  # what is made in it
         named.chmod(mode)
         set_code_caches()

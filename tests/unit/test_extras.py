@@ -109,7 +109,7 @@ def test_a_command_refuses_at_once_in_one_line(words, extra, packages, folder, m
     assert said.err.count("\n") == 1, said.err
     needed = f": needs {' and '.join(missing)}"
     install = extras._typed(extras.install_command(extra, missing))
-    size = f"(about {extras.MEGABYTES[extra]} MB to download)"
+    size = f"(downloads about {extras.MEGABYTES[extra]} MB)"
     assert needed in said.err and f"installed; run {install} {size}" in said.err
     assert sorted(folder.rglob("*")) == before
 
@@ -172,7 +172,7 @@ def asked(monkeypatch, tmp_path):
 
 
 LINE = "tune: needs new_package, but it is not installed; "
-LINE += "run tools/venv.sh tune (about 30 MB to download)"
+LINE += "run tools/venv.sh tune (downloads about 30 MB)"
 
 
 def test_on_a_terminal_the_command_offers_to_install(asked, tmp_path):
@@ -183,7 +183,7 @@ def test_on_a_terminal_the_command_offers_to_install(asked, tmp_path):
     command = [str(tmp_path / "tools" / "venv.sh"), "tune"]
     error, said, ran = asked("y\n", works=False)
     assert said == question and ran == [command]
-    assert "new_package could not be installed; see the messages above" in str(error)
+    assert "new_package could not be installed; fix the error that the" in str(error)
     for unasked in ({"may_ask": False}, {"in_background": True}):
         error, said, ran = asked("y\n", **unasked)
         assert (str(error), error.is_said, said, ran) == (LINE, False, "", [])

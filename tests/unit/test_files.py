@@ -96,7 +96,7 @@ def test_a_right_file_is_accepted_and_another_size_or_digest_told(path):
     for check in (check_size, map_file):
         with pytest.raises(DataError, match="has 5 bytes instead of 6; mend it"):
             check(path, 6, "mend it")
-    with pytest.raises(DataError, match=r"sha256 differs from the one in the manifest; mend it"):
+    with pytest.raises(DataError, match=r"SHA-256 differs from the one in the manifest; mend it"):
         check_digest(path, "0" * 64, "mend it")
 
 

@@ -113,7 +113,7 @@ def test_without_the_tools_their_commands_are_not_offered():
     assert (shown.returncode, named) == (0, own)
     typed = enter(without, "report")
     assert typed.returncode == 2
-    assert typed.stderr.startswith("mlperf_bert: error: report: this command is not installed; run")
+    assert typed.stderr.startswith("mlperf_bert: error: report: belongs to the tools")
     assert typed.stderr.count("\n") == 1
 
 

@@ -65,7 +65,7 @@ def test_a_second_call_reads_two_indexes(embedded, tmp_path):
     for index in tmp_path.glob("*/index/*.u*"):
         index.unlink()
     assert not prepare_embedded(tmp_path, 2048, SETTINGS)
-    with pytest.raises(DataError, match="max_seq_length = 64, but now it is 128"):
+    with pytest.raises(DataError, match="max_seq_length = 64 instead of 128"):
         prepare_embedded(embedded, 2048, replace(SETTINGS, max_seq_length=128))
 
 

@@ -52,15 +52,15 @@ def test_another_preparation_in_the_same_directory_is_refused(prepare, from_text
     set_dir = shutil.copytree(from_text, tmp_path / "set")
     before = contents(set_dir)
     changes = [
-        ({"seed": 1}, "seed = 12345, but now it is 1"),
+        ({"seed": 1}, "seed = 12345 instead of 1"),
         ({"dupe_factor": 4}, "dupe_factor = 5"),
         ({"max_seq_length": 128}, "max_seq_length = 64"),
         ({"max_predictions": 9}, "max_predictions = 10"),
         ({"split_sentences": True}, "split_sentences = False"),
-        ({"vocab": other}, "differs from the given vocabulary"),
+        ({"vocab": other}, "differs from the vocabulary that was passed"),
         ({"paths": [changed, texts[1]]}, "text sha256"),
         ({"paths": [*texts, twin]}, "same stem"),
-        ({"paths": texts[:1]}, r"part-1\.hdf5: is the shard of a file that was not named"),
+        ({"paths": texts[:1]}, r"part-1\.hdf5: is the shard of a file that was not passed"),
     ]
     for change, problem in changes:
         with pytest.raises(DataError, match=problem):
@@ -113,7 +113,7 @@ NO_FILE = object()
         ({"text": NO_FILE}, "part-2.*No such file"),
         ({"text": b""}, "part-2.*is empty"),
         ({"text": b" \n\n \n"}, "part-2.*is empty"),
-        ({"text": b"Fine.\n\nNot \xff fine.\n"}, "part-2.*not UTF-8 at byte 11"),
+        ({"text": b"Fine.\n\nNot \xff fine.\n"}, "part-2.*not UTF-8 text at byte 11"),
         ({"text": b"Only one.\nDocument here.\n"}, "part-2.*has 1 documents"),
         ({"text": b"\x01\n\n\x02\n"}, "part-2.*has 0 documents"),
         ({"text": b"\0\0\n", "segments": "single"}, "part-2.*0 documents with words"),
@@ -122,12 +122,12 @@ NO_FILE = object()
         ({"vocab": SPECIAL + b"[MASK]\na\nb\na\n"}, "line 8: token 'a' is already on line 6"),
         ({"vocab": SPECIAL + b"[MASK]\n"}, "no tokens except the special"),
         ({"vocab": b"[PAD]\n\n[UNK]\n"}, "line 2: the line is empty"),
-        ({"vocab": b"[PAD]\n\xff\n"}, "not UTF-8 at byte 6"),
+        ({"vocab": b"[PAD]\n\xff\n"}, "not UTF-8 text at byte 6"),
         ({"max_seq_length": 7}, "max_seq_length: is 7"),
         ({"max_predictions": 65_536}, "max_predictions: is 65536"),
         ({"dupe_factor": 0}, "dupe_factor: is 0"),
         ({"workers": 0}, "workers: is 0"),
-        ({"pick_eval": 5}, "picks from one text file, not from 2"),
+        ({"pick_eval": 5}, "needs exactly one text file, but 2 were passed"),
     ],
 )
 def test_what_cannot_be_prepared_is_said_and_leaves_no_set(

@@ -75,7 +75,7 @@ def test_a_shard_of_longer_limits_is_not_read(pair):
         ("length_histogram", lambda counts: counts[::-1], "length_histogram: does not fit"),
         ("vocabulary_file", lambda _: "../config.toml", "tokenizer.json, not '../config.toml'"),
         ("segments", lambda _: "triple", "segments must be pair or single, not 'triple'"),
-        ("mask_id", lambda _: 5, "vocab.txt: has mask_id = 4, but the manifest says 5"),
+        ("mask_id", lambda _: 5, "vocab.txt: has mask_id = 4, but the manifest has 5"),
     ],
 )
 def test_a_forged_manifest(pair, key, change, problem):
@@ -87,7 +87,7 @@ def test_a_forged_manifest(pair, key, change, problem):
 
 def test_small_sets_are_hashed_and_large_ones_only_in_full(pair, monkeypatch):
     flip(shard(pair), 5)
-    assert f"{shard(pair)}: its sha256 differs" in problems(pair)
+    assert f"{shard(pair)}: its SHA-256 differs" in problems(pair)
     num_bytes = sum(path.stat().st_size for path in pair.rglob("*.hdf5"))
     for limit, is_found in ((num_bytes, True), (num_bytes - 1, False)):
         monkeypatch.setattr("mlperf_bert.prepare.verify.SMALL_BYTES", limit)

@@ -188,6 +188,6 @@ def test_a_pattern_that_is_given_up_ends_in_one_line(tmp_path):
     assert done.returncode == 2
     # What the package prints when it panics comes before, and cannot be held back.
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"mlperf_bert: error: {path}: the tokenizer cannot split text (")
+    assert last.startswith(f"mlperf_bert: error: {path}: the tokenizer cannot split this text (")
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "set").rglob("*.hdf5*"))

@@ -1,4 +1,4 @@
-"""The command line `mlperf_bert <command>`, equal to `python -P -m mlperf_bert <command>`.
+"""The command line `mlperf_bert <command>`, which `python -P -m mlperf_bert <command>` also starts.
 
 Only the module of the requested command is loaded, and large modules are imported when the command
 runs.
@@ -46,13 +46,13 @@ from mlperf_bert.errors import (
     say_error,
 )
 
-_MAKE_ROOM = "free some space there, or write to another disk"
+_MAKE_ROOM = "free some space on that disk, or write to another disk"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _MAKE_ROOM),
     errno.ENAMETOOLONG: "use a shorter path",
 }
 _SMALLER = "use a smaller batch or model"
-_LESS_MEMORY = {"prepare": "split the text, or use fewer workers"}
+_LESS_MEMORY = {"prepare": "split the text into more files, or use fewer workers (--workers)"}
 DEBUG = "--debug"  # removed before parsing, so that it works in any position
 # Each command's module, which has `add_arguments` and `run`, and its line in --help. The submission
 # works without the package of the tools. Commands that are not installed are not listed.
@@ -61,10 +61,10 @@ COMMANDS = {
     "pretrain": ("bert_tools.pretrain.cli", "train an encoder on your own text and export it"),
     "watch": ("bert_tools.report.watch", "show the progress of runs in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "measure a checkpoint's accuracy on held-out data"),
-    "convert": ("bert_tools.convert.cli", "turn another program's weights into a checkpoint"),
+    "convert": ("bert_tools.convert.cli", "convert another program's weights to a checkpoint"),
     "export": ("bert_tools.huggingface.export", "write a checkpoint for Hugging Face transformers"),
     "fill": ("bert_tools.huggingface.fill", "print the words a checkpoint predicts for [MASK]"),
-    "prepare": ("mlperf_bert.prepare.cli", "turn text into training data"),
+    "prepare": ("mlperf_bert.prepare.cli", "convert text to training data"),
     "verify": ("mlperf_bert.cli.verify", "check that prepared data are complete and intact"),
     "network-test": (
         "mlperf_bert.cli.network_test",
@@ -85,7 +85,7 @@ VARIANTS = {("prepare", "--corpus"): "bert_tools.pretrain.corpus"}
 
 
 def entry() -> NoReturn:
-    """Run the command that the command line names, and exit with its status."""
+    """Run the command given on the command line, and exit with its status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # one-byte locales lack most characters
             stream.reconfigure(errors="backslashreplace")
@@ -167,8 +167,8 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of all commands.
 
-    Only the command that `words` contain has its arguments, because the modules of other commands
-    are not loaded.
+    Only the command that occurs in `words`, the command line, gets its arguments, because the
+    modules of other commands are not loaded.
     """
     parser = Parser(
         prog=PROGRAM,
@@ -176,7 +176,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "`mlperf_bert COMMAND --help` explains a command and shows an example.",
         epilog=f"Add {DEBUG} to any command to see the traceback of an error.",
     )
-    parser.add_argument("--version", action="store_true", help="print the versions and exit")
+    parser.add_argument("--version", action="store_true", help="print the program's version")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
     has_tools = importlib.util.find_spec("bert_tools") is not None
@@ -189,8 +189,8 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             command = commands.add_parser(name, help=text)
         if name == asked:
             if not is_there:
-                remedy = "run it in a checkout of the whole repository"
-                raise ConfigError(name, "this command is not installed", remedy)
+                remedy = "run this command in a checkout of the whole repository"
+                raise ConfigError(name, "belongs to the tools, which are not installed", remedy)
             module = importlib.import_module(module_name)
             module.add_arguments(command)
             command.set_defaults(run=module.run)
@@ -198,7 +198,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _without_command(asked: Sequence[str]) -> int:
-    """Print the help, or the versions and the commit if `asked` is `--version`.
+    """Print the help, or the versions of the program and torch if `asked` is `--version`.
 
     Returns the exit status.
     """
@@ -214,8 +214,8 @@ def _without_command(asked: Sequence[str]) -> int:
 def _leave(status: int) -> NoReturn:
     """Exit with `status`, or with another status if stdout could not be written.
 
-    The exit status of a training rank says how the training ended, so a failed write does not
-    change it. For other commands the output is the result.
+    The exit status of a training rank tells how the training ended, so a failed write does not
+    change it. For all other commands, the output is the result.
     """
     is_rank = "mlperf_bert.distributed.session" in sys.modules
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed at the start

@@ -35,8 +35,8 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add a sub-command, and return its parser.
 
-    `text` is the line for this sub-command in the list of commands. `describe` explains the other
-    arguments.
+    `text` describes the sub-command in the list of commands. See `describe` for the other
+    parameters.
     """
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     describe(command, description, *examples)
@@ -46,7 +46,7 @@ def add_command(
 class Parser(argparse.ArgumentParser):
     """An argument parser that rejects abbreviated options and reports errors in one line.
 
-    The parsers of sub-commands are of this class too.
+    The parsers of sub-commands have the same class.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def _report_unknown(self, words: Sequence[str]) -> None:
-        """Exit with an error for the first word that is not an option, if there is one."""
+        """Exit with an error for the first word that is not a known option, if there is one."""
         options = [option for action in self._actions for option in action.option_strings]
         for word in words:
             name = word.partition("=")[0]
@@ -126,7 +126,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def help_of(action: argparse.Action) -> str:
-    """Return the help text of an option. The default is appended unless the text names it."""
+    """Return the help text of an option. The default is added unless the text contains it."""
     text, default = action.help or "", action.default
     is_shown = default is not argparse.SUPPRESS and isinstance(default, int | float | str)
     if action.option_strings and is_shown and not isinstance(default, bool):

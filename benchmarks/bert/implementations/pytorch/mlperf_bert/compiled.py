@@ -1,9 +1,9 @@
 """Set up compiled code: its cache directories, numba's decorators, and the check for Triton.
 
 numba, Triton and torch run the code that they find in their cache directories. Therefore only this
-user and root may have write access to such a directory. The user can name the directory in an
+user and root may have write access to such a directory. The user can set the directory in an
 environment variable of the compiler. Otherwise the program uses a directory in the user's cache. If
-the user's cache is not safe, it uses a temporary directory for this process and its children.
+that cache is not safe, the program uses a temporary directory for this process and its children.
 
 This module reads the environment, because the compilers find their directories and programs there.
 """
@@ -37,7 +37,7 @@ def keep_this_directory_from_children() -> None:
     """Prevent child processes from importing modules from the current directory.
 
     Another user may own that directory. A child that Python itself starts, for example for a
-    process pool, would search the directory first.
+    process pool, would search that directory first.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
 
@@ -46,7 +46,7 @@ def set_code_caches() -> dict[str, Path]:
     """Create the cache directory of each compiler, and set its environment variable to it.
 
     Returns the directory for each variable. Call this function before anything is compiled. Raises
-    ConfigError if the user named a directory to which others can write.
+    ConfigError if the user set a variable to a directory that others can write to.
     """
     missing = [variable for variable in _COMPILERS if not os.environ.get(variable)]
     if missing:
@@ -58,14 +58,14 @@ def set_code_caches() -> dict[str, Path]:
             found[variable] = _own(path)
             _check_contents(found[variable])
         except OSError as error:
-            remedy = f"name one that only you can write to (chmod 700), or unset {variable}"
+            remedy = f"set {variable} to a private directory (chmod 700), or unset it"
             raise ConfigError(variable, f"{path} {error.strerror}", remedy) from None
         os.environ[variable] = str(found[variable])
     return found
 
 
 def remove_temporary() -> None:
-    """Delete this process's temporary cache directory. Call this before an exit without atexit."""
+    """Delete this process's temporary cache directory. Call this before `os._exit`."""
     if _made_by.cache_info().currsize:
         path, maker = _made_by()
         if maker == os.getpid():  # a forked child must not remove it
@@ -180,17 +180,16 @@ def _compile(function: Function, **options: Any) -> Function:
 
 @contextmanager
 def usable_cache(function: Any) -> Iterator[None]:
-    """Convert errors of numba's cache in the body into a ConfigError.
+    """Raise ConfigError if numba's cache fails while the with block compiles or loads `function`.
 
-    The body compiles or loads `function`. The error is raised if the cache is damaged or cannot be
-    written.
+    The cache fails if its files are damaged or cannot be written.
     """
     try:
         yield
     except (OSError, EOFError, pickle.UnpicklingError) as error:
         where = function.stats.cache_path or "numba's cache"
-        remedy = "delete its .nbi and .nbc files, or free some disk space"
-        problem = f"this cache of compiled code cannot be used ({error})"
+        remedy = "delete the .nbi and .nbc files of this cache, or free some disk space"
+        problem = f"the cache of compiled code cannot be used ({error})"
         raise ConfigError(where, problem, remedy) from None
 
 

@@ -55,15 +55,15 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A setting, option, environment variable or installation does not work."""
+    """An error in a setting, an option, an environment variable or the installation."""
 
 
 class DataError(UserError):
-    """A text, vocabulary, shard, sidecar or index is missing, damaged or inconsistent."""
+    """An error for a missing, damaged or inconsistent text, vocabulary, shard, sidecar or index."""
 
 
 class UnreadableError(DataError):
-    """An existing file cannot be read because of its permissions or a failing file system.
+    """An error for an existing file that its permissions or a failing file system make unreadable.
 
     The contents of the file are unknown, so the file does not count as damaged. Code that skips
     damaged files must not catch this error.
@@ -71,11 +71,11 @@ class UnreadableError(DataError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint is missing, incomplete, damaged or made for another model."""
+    """An error for a checkpoint that is missing, incomplete, damaged or for another model."""
 
 
 class LostRanksError(UserError):
-    """Other ranks do not answer, because they died or hang, or because the network is broken."""
+    """An error for other ranks that do not answer, because of a crash, a hang or the network."""
 
     exit_status = LOST
 
@@ -91,7 +91,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def say(text: str) -> None:
-    """Flush stdout, then write `mlperf_bert: <text>` to stderr. Write errors are ignored."""
+    """Flush stdout, and write `mlperf_bert: <text>` to stderr. Write errors are ignored."""
     with suppress(OSError):
         sys.stdout.flush()
     with suppress(OSError):
@@ -100,7 +100,7 @@ def say(text: str) -> None:
 
 
 def say_error(line: object) -> None:
-    """Print the reason why the program ends in one line, unless it was already printed."""
+    """Print an error in one line on stderr, unless it was already printed."""
     if not getattr(line, "is_said", False):
         say(f"error: {line}")
 

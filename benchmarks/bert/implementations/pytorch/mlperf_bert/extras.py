@@ -52,9 +52,9 @@ def require_packages(
         extra: the extra that contains the packages, a key of MEGABYTES.
         modules: the names by which the packages are imported.
         purpose: what the packages are needed for, such as "to read .parquet files".
-        otherwise: another remedy, such as "use a vocab.txt".
-        may_ask: whether to offer the installation if stdin and stderr are a terminal. Ranks of a
-            launcher must not ask, because they share a terminal.
+        otherwise: another remedy for the message, such as "use a vocab.txt".
+        may_ask: whether to offer the installation if stdin and stderr are a terminal. Ranks that a
+            launcher started must not ask, because they share a terminal.
 
     Raises:
         ConfigError: a package is missing and was not installed now.
@@ -65,7 +65,7 @@ def require_packages(
     command = install_command(extra, missing)
     problem = " ".join(filter(None, ("needs", " and ".join(missing), purpose)))
     problem += f", but {'it is' if len(missing) == 1 else 'they are'} not installed"
-    remedy = f"run {_typed(command)} (about {MEGABYTES[extra]} MB to download)"
+    remedy = f"run {_typed(command)} (downloads about {MEGABYTES[extra]} MB)"
     remedy += f", or {otherwise}" if otherwise else ""
     error = ConfigError(where, problem, remedy)
     if not may_ask or not _is_on_terminal():
@@ -77,15 +77,15 @@ def require_packages(
     _install(command)
     if left := _missing(modules):
         problem = f"{' and '.join(left)} could not be installed"
-        raise ConfigError(where, problem, "see the messages above")
+        raise ConfigError(where, problem, "fix the error that the installer printed above")
 
 
 def install_command(extra: str, packages: Sequence[str]) -> list[str]:
     """Return the words of a command that installs an extra into this environment.
 
     In the .venv of a checkout, the command is tools/venv.sh, which installs locked versions.
-    Otherwise it is pip with the checkout that contains this module. Without a checkout, pip
-    installs `packages` by name.
+    Otherwise, the command runs pip on the checkout that contains this module. Without a checkout,
+    pip installs `packages` by name.
     """
     environment = Path(sys.prefix).resolve()
     script = environment.parent / _SCRIPT
@@ -113,7 +113,7 @@ def _is_there(module: str) -> bool:
 
 
 def _typed(command: Sequence[str]) -> str:
-    """Quote a command for the shell. A script in the current directory gets its short name."""
+    """Quote a command for the shell. A script in the current directory gets a relative path."""
     script = Path(command[0])
     if script == Path.cwd() / _SCRIPT:
         command = [str(_SCRIPT), *command[1:]]
@@ -121,7 +121,7 @@ def _typed(command: Sequence[str]) -> str:
 
 
 def _is_on_terminal() -> bool:
-    """Return True if a person at a terminal can answer. A background job would be stopped."""
+    """Return True if a person at a terminal can answer. A background job gets no answer."""
     if any(stream is None or not stream.isatty() for stream in (sys.stdin, sys.stderr)):
         return False
     try:
@@ -148,7 +148,8 @@ def _install(command: Sequence[str]) -> None:
     try:
         subprocess.run(command, stdout=sys.stderr, check=False)
     except OSError as error:
-        raise ConfigError(command[0], error.strerror or "cannot be run", "run it by hand") from None
+        problem = error.strerror or "cannot be run"
+        raise ConfigError(command[0], problem, "install the packages yourself") from None
     importlib.invalidate_caches()
 
 

@@ -1,12 +1,12 @@
-"""Read untrusted files safely, and write files without ever leaving one half-written.
+"""Read untrusted files safely, and write files so that none is ever incomplete.
 
 The readers accept regular files of limited size and JSON objects. They never block on a pipe or
-read from a device. They also distinguish a missing file from a failing file system, because pathlib
-returns False for some failures and raises an error for others. The user's own prepared sets, runs
-and checkpoints are trusted once their digests have been checked.
+read from a device. They also distinguish a missing file from a failing file system. pathlib does
+not, because it returns False for some failures and raises an error for others. The user's own
+prepared sets, runs and checkpoints are trusted once their digests have been checked.
 
-The writers write to a temporary name and rename the file when its contents are complete. Each line
-of a log is written completely or not at all.
+The writers write a temporary file, and rename it when its contents are complete. Each line of a log
+is written completely or not at all.
 """
 
 import errno
@@ -111,7 +111,7 @@ def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> D
     problem = error.strerror or "unknown error"
     if error.errno in _NO_SUCH_FILE:
         return DataError(str(path), problem, remedy)
-    remedy = "check its permissions and its file system, and then try again"
+    remedy = "check the file's permissions and its file system, and then try again"
     return UnreadableError(str(path), f"cannot be read ({problem})", remedy)
 
 
@@ -187,7 +187,7 @@ def digest_error(where: str, remedy: str) -> DataError:
 
     `where` names the file.
     """
-    return DataError(where, "its sha256 differs from the one in the manifest", remedy)
+    return DataError(where, "its SHA-256 differs from the one in the manifest", remedy)
 
 
 def map_file(path: Path, size: int, remedy: str) -> mmap.mmap:
@@ -231,10 +231,10 @@ def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Convert errors that the body raises about the contents of `path` into a DataError.
+    """Convert an error of the with block about the contents of `path` into a DataError.
 
-    The errors are about a missing key or a wrong value. For a wrong value, the text of the error
-    becomes the problem of the DataError.
+    A KeyError counts as a missing key. The text of another error, such as a ValueError, becomes the
+    problem that the DataError reports.
     """
     try:
         yield
@@ -336,7 +336,7 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or "cannot be created"
-        raise DataError(str(path), reason, "name a directory that you can write to") from error
+        raise DataError(str(path), reason, "use a directory that you can write to") from error
 
 
 def remove_temporaries(directory: Path, names: Collection[str]) -> None:
@@ -365,7 +365,7 @@ def _machine() -> str:
 
 def _not_written(path: Path, error: OSError) -> DataError:
     reason = error.strerror or "cannot be written"
-    return DataError(str(path), reason, "check its directory and the free space of the disk")
+    return DataError(str(path), reason, "check the directory's permissions and the free disk space")
 
 
 @contextmanager
@@ -380,11 +380,11 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
     partial = path.with_name(f".{path.name or 'out'}.{os.getpid()}.partial")
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise CheckpointError(str(path), "already exists", "name a new directory")
+            raise CheckpointError(str(path), "already exists", "use a new directory")
         partial.mkdir(parents=True)
         if shutil.disk_usage(partial).free < num_bytes:
-            problem = f"needs {num_bytes / 1e6:,.0f} MB, but the disk has less free space"
-            raise CheckpointError(str(path), problem, "name a directory on another disk")
+            problem = f"needs {num_bytes / 1e6:,.0f} MB, but the disk has less free space than that"
+            raise CheckpointError(str(path), problem, "use a directory on another disk")
         yield partial
         partial.rename(path)
     except OSError as error:
@@ -396,9 +396,9 @@ def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def whole_or_nothing(file: int) -> Iterator[None]:
-    """If the body fails to append to an open file, undo what it appended and raise its OSError.
+    """Undo an incomplete append to an open file if the with block raises an OSError.
 
-    Otherwise the next line would be appended to an incomplete one. `file` is the file's descriptor.
+    Without this, the next line would follow an incomplete one. `file` is the file's descriptor.
     """
     end = os.fstat(file).st_size
     try:

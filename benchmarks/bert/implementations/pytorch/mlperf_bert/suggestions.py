@@ -52,7 +52,7 @@ OTHER_NAMES = {
 
 
 def suggestions(word: str, names: Iterable[str]) -> list[str]:
-    """Return up to three of `names` that the user probably meant by `word`, the likeliest first.
+    """Return up to three of `names` that the user probably meant by `word`, most likely first.
 
     Names may have sections, as in `optim.learning_rate`. Names in the section of `word` are
     preferred, so `optim.beta` suggests `optim.beta_1`. Case and leading hyphens do not matter.
@@ -92,7 +92,7 @@ def or_list(words: Sequence[str]) -> str:
 
 
 def _close(asked: str, names: Sequence[str]) -> list[str]:
-    """Return up to three of `names` whose last part is spelled like `asked`.
+    """Return up to three of `names` whose last part is similar to `asked`.
 
     If there are none, returns names whose last part begins or ends with `asked`.
     """

@@ -357,7 +357,7 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
             "parallel.ranks_per_node",
             f"the config needs {parallel.nodes} x {parallel.ranks_per_node} ranks, but "
             f"{info.world_size} were started (launcher: {info.launcher})",
-            f"start {parallel.world_size}, or change parallel.nodes and parallel.ranks_per_node",
+            f"start {parallel.world_size} ranks, or set parallel.nodes and parallel.ranks_per_node",
         )
 
 

@@ -39,8 +39,8 @@ TOKENS_CPU = 4_096
 def tokens_per_micro_batch(index: LengthIndex, world_size: int, device: torch.device) -> int:
     """Return the number of tokens per micro-batch of the evaluation.
 
-    The result is the default for the device, or a rank's share of the held-out set if that is
-    smaller.
+    The result is the default number for the device, or a rank's share of the held-out set if that
+    is smaller.
 
     Args:
         index: index of the held-out set.
@@ -104,7 +104,7 @@ class HeldOutBatches:
         return [self._blank(ids).to(self._device) for ids in self._ids]
 
     def read_ahead(self) -> None:
-        """Start reading the samples in a thread, so that `fill` need not wait for the disk."""
+        """Start to read the samples in a thread, so that `fill` does not wait for the disk."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="held-out")
         self._reading = thread.submit(self._read)
         thread.shutdown(wait=False)
@@ -123,9 +123,9 @@ class HeldOutBatches:
         self._is_filled = True
 
     def _blank(self, ids: IntArray) -> UnpaddedBatch:
-        """Make a batch in host memory with the sizes of the samples `ids`, without reading them.
+        """Create a batch in host memory with the sizes of the samples `ids`, without reading them.
 
-        Each input token is token 0, and the masked positions are the first ones of each sequence.
+        Each input token has id 0, and the masked positions are the first ones of each sequence.
         """
         lengths = self._index.lengths[ids].astype(np.int64)
         counts = self._index.masked_counts[ids].astype(np.int64)
@@ -193,7 +193,7 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluates a model on all ranks, each of which uses its share of the held-out set.
+    """An evaluator of a model, in which each rank processes its share of the held-out set.
 
     The index determines all shapes, so that the evaluation can be captured before any sample is
     read.
@@ -239,7 +239,7 @@ class Evaluator:
         info: RankInfo,
         device: torch.device,
     ) -> Self:
-        """Make the evaluator of a rank from the config of its run."""
+        """Create the evaluator of a rank from the config of its run."""
         return cls(
             index,
             reader,
@@ -285,9 +285,10 @@ class Evaluator:
         return ", ".join(words)
 
     def prepare(self, model: nn.Module) -> None:
-        """If steps are captured, capture the evaluation of `model` without reading samples.
+        """Capture the evaluation of `model` in a CUDA graph if the config captures steps.
 
-        Call it in the untimed init phase. Afterwards, the addresses of the weights must not change.
+        The capture reads no samples. Call this method in the untimed init phase. Afterwards, the
+        weights must keep their addresses.
         """
         if self._step_mode == "captured":
             with _evaluation_of(model):
@@ -296,14 +297,14 @@ class Evaluator:
             self._prepared = model
 
     def __enter__(self) -> Self:
-        """Start the run phase. A thread reads the samples while training starts."""
+        """Start a thread that reads the samples while training starts."""
         self._batches.read_ahead()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Free the captured graph.
 
-        After an error the graph is kept, because its work on the device may never finish.
+        After an error, keep the graph, because the device may never finish its work.
         """
         if kind is None and self._replay is not None:
             self._replay.close()

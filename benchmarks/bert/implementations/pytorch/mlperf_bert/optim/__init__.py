@@ -1,1 +1,1 @@
-"""Optimizers, each as a readable update function and a class, and learning-rate schedules."""
+"""Learning-rate schedules, and optimizers in two forms: a readable function and a class."""

@@ -27,9 +27,9 @@ class ApexOptimizer(FlatOptimizer):
     """Base class of the adapters, which run apex's optimizers on views of one shard.
 
     One apex optimizer updates the tensors with weight decay, and another one the tensors without.
-    Both receive weights, gradients, masters and moments. Before every step they also receive the
-    learning rate and the number of updates. Because apex keeps no other state, checkpoints and the
-    warm-up need no extra code. A step overwrites the gradients.
+    Both optimizers receive weights, gradients, master weights and moments. Before every step they
+    also receive the learning rate and the number of updates. Because apex keeps no other state,
+    checkpoints and the warm-up need no extra code. A step overwrites the gradients.
 
     Raises ConfigError if apex is not installed or cannot create the optimizer.
     """
@@ -71,7 +71,7 @@ class ApexOptimizer(FlatOptimizer):
             fused.step(grad_scaler=scaler)
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Make apex's optimizer for `parameters`, with weight decay `decay`.
+        """Create apex's optimizer for `parameters`, with weight decay `decay`.
 
         If `adapted` is true, LAMB scales the updates of these parameters by the trust ratio.
         """
@@ -79,18 +79,18 @@ class ApexOptimizer(FlatOptimizer):
 
 
 class ApexAdamW(ApexOptimizer):
-    """Runs `adamw_update` with apex's FusedAdam.
+    """An implementation of `adamw_update` with apex's FusedAdam.
 
     FusedAdam updates bfloat16 weights without float32 masters.
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Make apex's FusedAdam for `parameters`. It ignores `adapted`."""
+        """Create apex's FusedAdam for `parameters`. The argument `adapted` is ignored."""
         return _make("FusedAdam", parameters, self.constants, decay, capturable=True)
 
 
 class ApexLAMB(ApexOptimizer):
-    """Runs `lamb_update` with apex's FusedMixedPrecisionLamb.
+    """An implementation of `lamb_update` with apex's FusedMixedPrecisionLamb.
 
     If the norm of the gradients overflows float32, apex skips the update but counts it. In bf16,
     apex's first kernel passes the updates to the second in place of the bf16 gradients. apex's
@@ -99,7 +99,7 @@ class ApexLAMB(ApexOptimizer):
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
-        """Make apex's LAMB for `parameters`.
+        """Create apex's LAMB for `parameters`.
 
         Without `use_nvlamb`, apex scales only the updates of tensors with weight decay.
         """
@@ -116,7 +116,7 @@ class ApexLAMB(ApexOptimizer):
 
 
 class _Scaler:
-    """Provides the methods of a `torch.amp.GradScaler` that apex calls."""
+    """A substitute for `torch.amp.GradScaler`, with only the methods that apex calls."""
 
     def __init__(self, scalars: StepScalars) -> None:
         self._scalars = scalars
@@ -133,7 +133,7 @@ class _Scaler:
 def _make(
     name: str, parameters: list[nn.Parameter], constants: Constants, decay: float, **more: object
 ) -> Any:
-    remedy = "use 'ours', or a container image that contains apex"
+    remedy = "set it to 'ours', or use a container image that contains apex"
     try:
         fused = getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:

@@ -1,7 +1,7 @@
 """Run one AdamW, LAMB or Muon update of a flat shard on a CPU, with torch and compiled kernels.
 
 The kernels compute the same as `adamw_update`, `lamb_update` and `muon_update`, but with the bias
-corrections folded into the constants. Each thread works on a range of blocks.
+corrections folded into the constants. Each thread updates a range of blocks.
 """
 
 import math
@@ -67,7 +67,7 @@ def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def _fused_adamw(
     shard: FlatShard, constants: Constants, scalars: StepScalars, runs: Sequence[Run]
 ) -> None:
-    """Run one step of AdamW on some runs of blocks, each with its own weight decay."""
+    """Run one step of AdamW on ranges of blocks, each with its own weight decay."""
     factor = scalars.gradient_factor.item()
     correction_1, root_2 = scalars.correction_1.item(), math.sqrt(scalars.correction_2.item())
     # lr * (m / c1) / (sqrt(v / c2) + eps) equals the form without corrections with another lr and
@@ -143,9 +143,9 @@ def lamb_apply(
 
 
 def _runs(shard: FlatShard, *tables: Tensor) -> Iterator[Run]:
-    """Yield runs of consecutive blocks whose tensors have the same value in every table.
+    """Yield ranges of consecutive blocks whose tensors have the same values in all tables.
 
-    Each table is [tensors]. Yields the slice of the run's elements, and the run's values.
+    Each table has one value per tensor. Yields the slice of a range's elements, and its values.
     """
     numbers = torch.stack(tables, dim=1).numpy()[shard.tensor_of_block.numpy()]
     changes = 1 + np.flatnonzero((numbers[1:] != numbers[:-1]).any(axis=1))

@@ -3,13 +3,13 @@
 If the optimizer state is not sharded, each rank updates all weights without communication. If it is
 sharded (ZeRO stage 1, arXiv 1910.02054), a rank stores and updates only the masters and moments of
 its own shard. The updated weights are then gathered from all shards, one bucket at a time, while
-the next forward pass starts. The buckets have the order in which the forward pass needs them. All
-other code that reads the model's weights must call `wait_for_weights` first.
+the next forward pass starts. The buckets are sorted in the order in which the forward pass needs
+them. All other code that reads the model's weights must call `wait_for_weights` first.
 
 A flat buffer contains many tensors one after the other. Each tensor starts at a multiple of BLOCK
 elements and is padded with zeros up to the next multiple. Every block of BLOCK elements therefore
-belongs to exactly one tensor, and a kernel can look up this tensor. This is also true for slices
-that are cut at multiples of BLOCK. All update rules keep the zeros of the padding.
+belongs to exactly one tensor, and a kernel can look up this tensor. Slices that are cut at
+multiples of BLOCK have the same property. All update rules keep the zeros of the padding.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ Copy = Callable[[str, Tensor], Tensor]
 
 
 def copy_to_host(name: str, tensor: Tensor) -> Tensor:
-    """Copy `tensor` to the host. This function ignores the name."""
+    """Return a copy of `tensor` on the host. `name` is not used."""
     return tensor.to("cpu", copy=True)
 
 
@@ -139,7 +139,7 @@ class FlatOptimizer:
             were not rounded, these are the buffers' own weights.
         gradients: [layout.shard_numel], the memory that receives the reduced gradients of this
             shard.
-        others: group of the ranks that hold the other shards.
+        others: process group of the ranks that own the other shards.
         constants: constants of the update rule.
         weight_decay: weight decay of all tensors except those for which `is_exempt` returns true.
         kernels: update kernels for the device of the weights.
@@ -248,11 +248,11 @@ class FlatOptimizer:
         return {"masters": self.shard.masters, **rounded, **moments_and_scalars}
 
     def exact_weights(self, *, keep: bool = True, copy: Copy = copy_to_host) -> dict[str, Tensor]:
-        """Gather all parameters on the CPU, before they are rounded to the model's dtype.
+        """Gather all parameters on the CPU, without rounding them to the model's dtype.
 
-        Collective: all ranks must call it. If `keep` is false, a rank only takes part in the
-        communication. The method calls `copy` with one bucket at a time. The returned parameters
-        are views of the results of these calls.
+        All ranks must call this collective method. If `keep` is false, a rank only takes part in
+        the communication. The method calls `copy` with one bucket at a time. The returned
+        parameters are views of the results of these calls.
         """
         self.wait_for_weights()
         exact = {}
@@ -273,7 +273,7 @@ class FlatOptimizer:
     def set_weights(self, exact: Mapping[str, Tensor]) -> None:
         """Set all parameters to the weights in `exact`, rounded to the model's dtype.
 
-        The optimizer keeps the weights without rounding. Collective: all ranks must call it.
+        The optimizer keeps the exact weights. All ranks must call this collective method.
         """
         self.wait_for_weights()
         for segment in self.segments():
@@ -335,7 +335,7 @@ def _make_shard(
 
 
 def is_exempt(name: str) -> bool:
-    """Return whether a parameter is exempt from weight decay.
+    """Return True if a parameter is exempt from weight decay.
 
     Biases and the parameters of normalization modules are exempt. `name` is the dotted name of the
     parameter. Normalization modules have names like LayerNorm or `mlp_norm`.

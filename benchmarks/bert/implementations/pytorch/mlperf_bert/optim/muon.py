@@ -42,8 +42,7 @@ def muon_update(
 ) -> None:
     """Update one matrix in place by one step of Muon.
 
-    This function is the readable definition of the update. The kernels compute the same update
-    faster.
+    This function is the readable definition of the update, which the kernels compute faster.
 
     The function orthogonalizes the Nesterov momentum and scales it to the root mean square of
     AdamW's updates. Weight decay is decoupled. `momentum_buffer` is also updated in place.
@@ -93,12 +92,12 @@ def orthogonalize_stack(matrices: Tensor) -> Tensor:
 
 
 class Muon(FlatOptimizer):
-    """Runs `muon_update` on the encoder's matrices and `adamw_update` on all other parameters.
+    """The Muon optimizer, which runs `muon_update` on matrices and `adamw_update` on the rest.
 
-    A parameter may consist of several matrices (`num_matrices`). `exp_avg` contains the momentum of
-    a matrix, and its `exp_avg_sq` stays zero. Each matrix is orthogonalized by one of the shards.
-    This is done in bfloat16 on a GPU or if the model's weights have 16 bits, and otherwise in the
-    dtype of the masters.
+    The matrices are the weight matrices of the encoder's layers. A parameter may consist of several
+    matrices (`num_matrices`). `exp_avg` contains the momentum of a matrix, and its `exp_avg_sq`
+    stays zero. Each matrix is orthogonalized by one of the shards. The computation uses bfloat16 on
+    a GPU or if the model's weights have 16 bits, and otherwise the dtype of the master weights.
     """
 
     def __init__(self, *arguments: Any) -> None:

@@ -87,16 +87,16 @@ def update_scale(name: str, shape: Shape) -> float:
 
 
 def newton_schulz_flops(shape: Shape) -> int:
-    """Return the floating-point operations of Newton-Schulz for a matrix of this shape."""
+    """Return the number of floating-point operations of Newton-Schulz for a matrix."""
     small, large = sorted(shape)
     return NEWTON_SCHULZ_STEPS * (4 * small * small * large + 2 * small**3)
 
 
 def assign_matrices(shapes: Sequence[Shape], count: int) -> list[int]:
-    """Assign each matrix to one of `count` shards, and return the owner of each matrix.
+    """Assign each matrix to one of `count` shards, and return the shard of each matrix.
 
-    Matrices are assigned in descending order of their cost. Each goes to the shard with the
-    smallest load so far.
+    Matrices are assigned in descending order of their cost. Each one is assigned to the shard with
+    the smallest load so far.
     """
     costs, owners = [0] * count, [0] * len(shapes)
     for number in sorted(range(len(shapes)), key=lambda i: -newton_schulz_flops(shapes[i])):
@@ -126,7 +126,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which blocks a shard sends to the owners of matrices, and which it receives as an owner.
+    """The blocks that a shard sends to the owners of matrices, and that it receives as an owner.
 
     The shard sends its blocks `sent`, of which `sent_to[i]` go to shard i, and receives
     `received_from[i]` blocks from shard i. Block j of `stacks` is block `order[j]` of the received
@@ -143,8 +143,7 @@ class Route:
 def plan_route(layout: FlatLayout, shard: int) -> Route:
     """Plan which blocks `shard` sends and receives, in a layout made by `split_matrices`.
 
-    If there is only one shard, it sends its blocks to itself. This brings the blocks into the order
-    of the stacks.
+    A single shard sends its blocks to itself, which sorts them in the order of the stacks.
     """
     shapes = {
         tensor.name: tensor.shape

@@ -1,4 +1,4 @@
-"""Define AdamW and LAMB as readable functions and as optimizers, and make a config's optimizer."""
+"""Define AdamW and LAMB as functions and as classes, and create the optimizer of a config."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -39,8 +39,7 @@ def adamw_update(
 ) -> None:
     """Update one tensor and its moments in place by one step of AdamW.
 
-    This function is the readable definition of the update. The kernels compute the same update
-    faster.
+    This function is the readable definition of the update, which the kernels compute faster.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (arXiv 1711.05101),
     algorithm 2, with bias correction and epsilon outside the square root.
@@ -59,7 +58,7 @@ def adamw_update(
 
 
 class AdamW(FlatOptimizer):
-    """Runs `adamw_update` on all tensors of the model, on flat buffers."""
+    """The AdamW optimizer, which runs `adamw_update` on all tensors of the model's flat buffers."""
 
     def update(self, scalars: StepScalars) -> None:
         """Update the shard one bucket at a time.
@@ -87,12 +86,11 @@ def lamb_update(
 ) -> None:
     """Update one tensor and its moments in place by one step of LAMB.
 
-    This function is the readable definition of the update. The kernels compute the same update
-    faster.
+    This function is the readable definition of the update, which the kernels compute faster.
 
     Source: You et al., "Large Batch Optimization for Deep Learning" (arXiv 1904.00962), algorithm
-    2, in MLPerf's form. The moments are bias-corrected, weight decay is added to the update,
-    epsilon is outside the square root, and biases and LayerNorm have no layer adaptation. The
+    2, in MLPerf's form. The moments are bias-corrected, and epsilon is outside the square root.
+    Weight decay is added to the update. Biases and LayerNorm have no layer adaptation. The
     gradients must already be clipped.
 
     Args:
@@ -118,7 +116,7 @@ def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
 
 
 class LAMB(FlatOptimizer):
-    """Runs `lamb_update` on all tensors of the model, on flat buffers.
+    """The LAMB optimizer, which runs `lamb_update` on all tensors of the model's flat buffers.
 
     The squared norms of a tensor are summed over all shards that contain a part of the tensor.
     """
@@ -138,7 +136,7 @@ class LAMB(FlatOptimizer):
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Divide parameters into two groups, first those with weight decay, then those without it.
+    """Divide parameters into two groups, the first with weight decay and the second without.
 
     Each group has the order of the model. Biases and LayerNorm parameters have neither weight decay
     nor layer adaptation (MLPerf Training rules, BERT optimizer). The key `layer_adaptation` of a
@@ -170,7 +168,7 @@ BY_APEX = MappingProxyType({"adamw": ApexAdamW, "lamb": ApexLAMB})
 
 
 def make_optimizer_alone(config: OptimSection, model: nn.Module) -> FlatOptimizer:
-    """Make the optimizer of a model on one rank, without data parallelism.
+    """Create the optimizer of a model on one rank, without data parallelism.
 
     The optimizer's state has the dtype of the model.
     """
@@ -190,7 +188,7 @@ def make_optimizer(
     gradients: Tensor,
     others: ShardGroup,
 ) -> FlatOptimizer:
-    """Make the optimizer that the config names. `FlatOptimizer` explains the other arguments.
+    """Create the optimizer that the config selects. `FlatOptimizer` explains the other arguments.
 
     Raises ConfigError if the name is unknown, or if the config needs apex and apex is not
     installed.
@@ -211,7 +209,7 @@ def _kernels_for(device: torch.device) -> Kernels:
         problem = why_triton_cannot_compile()
         if problem is not None:
             problem = f"training on 'cuda' needs Triton, but {problem}"
-            raise ConfigError("run.device", problem, "install it, or set run.device to 'cpu'")
+            raise ConfigError("run.device", problem, "install what is missing, or use 'cpu'")
         from mlperf_bert.optim import triton_kernels  # torch without CUDA comes without triton
 
         return triton_kernels

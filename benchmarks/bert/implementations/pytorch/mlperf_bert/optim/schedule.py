@@ -28,9 +28,10 @@ def learning_rates(
       the shift is negative, the rate therefore jumps above `base` at the end of the warm-up. The
       constants of the published 1,024-GPU runs were tuned with this jump, so presets keep it.
     - `wsd`: The rate stays at `base` until `decay_steps - cooldown_steps`. Then it falls to
-      `end_learning_rate` like 1 - sqrt(s), where s is the completed fraction of the cooldown
-      (Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations",
-      arXiv 2405.18392). If `cooldown_steps` is 0, the rate stays at `base` until `decay_steps`.
+      `end_learning_rate` in proportion to 1 - sqrt(s), in which s is the completed fraction of the
+      cooldown (Haegele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+      Durations", arXiv 2405.18392). If `cooldown_steps` is 0, the rate stays at `base` until
+      `decay_steps`.
 
     Args:
         steps: int64, numbers of steps, counted from 1, in any order.
@@ -62,7 +63,7 @@ def learning_rate(step: int, schedule: ScheduleSection, base: float) -> float:
 
 
 def rates_of_run(config: RunConfig, device: torch.device) -> torch.Tensor:
-    """Return the learning rate of every step that a run can have, float64 [steps + 1].
+    """Return the learning rate of every step up to the last one, float64 [steps + 1].
 
     Steps count from 1, so element 0 is not used.
     """

@@ -1,1 +1,1 @@
-"""Prepare data before training: make shards, their sidecars and an index from text."""
+"""Convert text to the shards, sidecars and index that training reads."""

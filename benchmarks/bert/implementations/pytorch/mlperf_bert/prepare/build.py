@@ -77,7 +77,7 @@ SURE = 0.25  # After this share of the bytes, the share of [UNK] is representati
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A text, the shard to make from it, the vocabulary and the settings."""
+    """A text, the shard to write for it, the vocabulary and the settings."""
 
     text_path: Path
     shard_path: Path
@@ -96,7 +96,7 @@ def prepare_text(
     corpus: dict[str, str] | None = None,
     quiet: bool = False,
 ) -> Manifest:
-    """Make or complete the prepared set `out_dir` from text files, and return its manifest.
+    """Create or complete the prepared set `out_dir` from text files, and return its manifest.
 
     Each text becomes one shard, and the shards are ordered by file stem. documents.py describes the
     two layouts of a text. A shard that was finished with the same text and settings is kept.
@@ -134,9 +134,9 @@ def prepare_pair(
     corpus: dict[str, str],
     quiet: bool,
 ) -> dict[str, Manifest]:
-    """Make the prepared sets "train" and "eval", and return their manifests.
+    """Create the prepared sets "train" and "eval", and return their manifests.
 
-    Only "eval" stores the context-free baseline. Raises like `prepare_text`.
+    Only "eval" stores the context-free baseline. Raises the errors of `prepare_text`.
     """
     passes = {"train": settings.dupe_factor, "eval": EVAL_DUPE_FACTOR}
     return {
@@ -165,18 +165,18 @@ def make_set(
     quiet: bool,
     words: tuple[str, str] = ("prepared", "texts"),
 ) -> Manifest:
-    """Make the unfinished shards of a set, then its index, and return the set's manifest.
+    """Write the unfinished shards of a set and then its index, and return the set's manifest.
 
     Args:
         jobs: one job per shard, from `shard_jobs`.
-        make: does one job unless its shard is finished, and counts the tokens. It runs in worker
-            processes, so it must be a function of a module, or a partial of one.
+        make: function that writes the shard of a job unless it is finished, and counts the tokens.
+            It runs in worker processes, so it must be a module-level function, or a partial of one.
         vocabulary: the vocabulary, of which a copy is stored in the set.
         workers: number of worker processes. With 1, this process does the work.
         with_baseline: whether to measure and store the context-free baseline.
         corpus: the origin of the text, for the manifest.
         quiet: whether to print no progress.
-        words: verb and noun of the progress lines (see `count_bytes`).
+        words: verb and noun for the progress lines (see `count_bytes`).
 
     Raises DataError for the same reasons as `make`, if a shard was finished with other settings, or
     if more than half of the tokens are [UNK].
@@ -222,12 +222,12 @@ def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> Non
     }
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
-            raise ConfigError(name, f"is {value}", f"set it within {low} .. {high}")
+            raise ConfigError(name, f"is {value}", f"set it to a value from {low} to {high}")
     if num_texts == 0:
-        raise ConfigError("text", "has no file", "name at least one text file")
+        raise ConfigError("text", "has no file", "pass at least one text file")
     if settings.pick_eval is not None and num_texts != 1:
-        problem = f"picks from one text file, not from {num_texts}"
-        raise ConfigError("pick_eval", problem, "name exactly one text file")
+        problem = f"needs exactly one text file, but {num_texts} were passed"
+        raise ConfigError("pick_eval", problem, "pass only one text file")
 
 
 def shard_jobs(
@@ -235,20 +235,20 @@ def shard_jobs(
 ) -> list[ShardJob]:
     """Return one job per text file, ordered by file stem.
 
-    Raises DataError if two files have the same stem, because both would make the same shard. Also
-    raises DataError if the set has a shard of a file that is not in `texts`, because the index
-    would not include it.
+    Raises DataError if two files have the same stem, because both would be written to the same
+    shard. Also raises DataError if the set has a shard of a file that is not in `texts`, because
+    the index would not include it.
     """
     found: dict[str, Path] = {}
     for path in texts:
         if path.stem in found:
-            problem = f"has the same stem as {found[path.stem]}, so both would make the same shard"
-            raise DataError(str(path), problem, "rename one of them")
+            problem = f"has the same stem as {found[path.stem]}, but each file needs its own shard"
+            raise DataError(str(path), problem, "rename one of these files")
         found[path.stem] = path
     for path in sorted((out_dir / "shards").glob("*.hdf5")):
         if path.stem not in found:
-            remedy = "name that file too, or use a new directory"
-            raise DataError(str(path), "is the shard of a file that was not named", remedy)
+            remedy = "pass that file too, or use a new directory"
+            raise DataError(str(path), "is the shard of a file that was not passed", remedy)
     return [
         ShardJob(found[stem], out_dir / "shards" / f"{stem}.hdf5", vocab_path, settings)
         for stem in sorted(found)
@@ -261,14 +261,14 @@ def _store_vocabulary(out_dir: Path, vocabulary: AnyVocabulary) -> None:
     if not copy.exists():
         write_file(copy, vocabulary.contents)
     elif copy.read_bytes() != vocabulary.contents:
-        problem = "differs from the given vocabulary"
-        raise DataError(str(copy), problem, "use a new directory, or delete this one")
+        problem = "differs from the vocabulary that was passed"
+        raise DataError(str(copy), problem, "use a new directory, or delete the old set")
 
 
 def manifest_of(
     vocabulary: AnyVocabulary, settings: ShardSettings, entries: Sequence[ShardEntry] = ()
 ) -> Manifest:
-    """Return a manifest for a set of these shards, without the entries for its index."""
+    """Return the manifest of a set with these shards, without the entries for its index."""
     return Manifest(
         num_samples=sum(entry.num_samples for entry in entries),
         vocab_size=len(vocabulary),
@@ -304,7 +304,7 @@ def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
 
 
 def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
-    """Compile the code of `make_shard` before the workers start.
+    """Compile the code of `make_shard` in this process, before the workers start.
 
     Otherwise all workers would write numba's cache at the same time. The first call after an
     installation takes about 5 s, and later calls take a fraction of a second. Raises ConfigError if
@@ -324,7 +324,7 @@ def compile_maker(segments: Segments, vocabulary: AnyVocabulary) -> None:
 
 
 def make_shard(job: ShardJob) -> Tally:
-    """Make one shard unless it is finished, and count the tokens of its text.
+    """Write one shard unless it is finished, and count the tokens of its text.
 
     Raises DataError if the text or the vocabulary is not usable.
     """
@@ -344,14 +344,14 @@ def make_shard(job: ShardJob) -> Tally:
     least = 1 if settings.segments == "single" else 2
     if len(documents) < least:
         problem = f"has {len(documents)} documents with words, but at least {least} are needed"
-        raise DataError(str(job.text_path), problem, "separate documents with empty lines")
+        raise DataError(str(job.text_path), problem, "put an empty line between documents")
     examples = _make_examples(documents, vocabulary, settings, source_sha256)
     wanted = settings.pick_eval
     if wanted is not None:
         num_samples = len(examples.segment_b_start)
         if num_samples < wanted:
-            problem = f"has {num_samples} examples, but {wanted} should be picked"
-            raise DataError(str(job.text_path), problem, "pick fewer, or raise the dupe factor")
+            problem = f"gives {num_samples} examples, but {wanted} were requested"
+            raise DataError(str(job.text_path), problem, "lower --pick-eval or raise --dupe-factor")
         examples = pick_evenly(examples, wanted)
     write_shard(
         job.shard_path,
@@ -397,8 +397,8 @@ def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
     pairs["text sha256"] = (sidecar.source_sha256, source_sha256 or sidecar.source_sha256)
     for name, (before, now) in pairs.items():
         if before != now:
-            problem = f"was finished with {name} = {before}, but now it is {now}"
-            remedy = "use a new directory, or delete this one"
+            problem = f"was built with {name} = {before} instead of {now}"
+            remedy = "use a new directory, or delete the old set"
             raise DataError(str(job.shard_path), problem, remedy)
     return job.shard_path.is_file() and job.shard_path.stat().st_size == sidecar.shard_bytes
 

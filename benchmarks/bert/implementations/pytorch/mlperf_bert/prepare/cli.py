@@ -1,4 +1,4 @@
-"""The command `prepare`: its data sources, their options, and a function for each source.
+"""The command `prepare`, with the options of its data sources and a function for each source.
 
 Each source is an option with a function `_prepare_...`, which imports the large modules that it
 needs.
@@ -25,13 +25,13 @@ DUPE_FACTOR = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `prepare`.
 
-    An option that the user did not give is None, so that `run` can tell.
+    An option that the user did not pass is None, so that `run` can detect this.
     """
     describe(
         parser,
-        "Turn text, or examples from a published submission, into a prepared set that `train` "
-        "reads: shards, sidecars and a length index. An interrupted command can be repeated, and "
-        "keeps finished shards. For your own text, see `prepare --corpus TEXT --help`.",
+        "Convert text, or the examples of a published submission, to a prepared set for `train`, "
+        "with shards, sidecars and a length index. To resume an interrupted command, repeat it. "
+        "It keeps finished shards. For your own text, see `prepare --corpus TEXT --help`.",
         "mlperf_bert prepare --embedded --config cpu_tiny --out my_data",
         "mlperf_bert prepare --text part_*.txt --vocab vocab.txt --out my_data/train",
         "mlperf_bert prepare --corpus my_text --out my_data",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_examples(parser)
     embedded = parser.add_argument_group("with --embedded")
     embedded.add_argument(
-        "--config", type=find_config, metavar="FILE", help="config of the run, which sets all sizes"
+        "--config", type=find_config, metavar="FILE", help="config that sets all sizes of the data"
     )
     embedded.add_argument(
         "--set",
@@ -71,11 +71,11 @@ def _add_examples(parser: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--segments",
         choices=("pair", "single"),
-        help="pair: two segments for next-sentence prediction. single: sequences of whole "
-        "sentences, for masked words only (default: pair)",
+        help="write a `pair` of segments for next-sentence prediction, or a `single` sequence of "
+        "whole sentences for masked words only (default: pair)",
     )
-    number("--max-seq-length", f"most tokens in an example (default: {MAX_SEQ_LENGTH})")
-    number("--max-predictions", f"most masked positions in an example (default: {MAX_PREDICTIONS})")
+    number("--max-seq-length", f"maximum number of tokens per example (default: {MAX_SEQ_LENGTH})")
+    number("--max-predictions", f"maximum masked tokens per example (default: {MAX_PREDICTIONS})")
     number(
         "--dupe-factor",
         f"passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)",
@@ -89,33 +89,33 @@ def _add_examples(parser: argparse.ArgumentParser) -> None:
         "--split-sentences",
         action="store_true",
         default=None,
-        help="with --text: the files have paragraphs instead of one sentence per line, with an "
+        help="with --text: read files with paragraphs instead of one sentence per line, and an "
         "empty line between documents",
     )
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the data source. Exactly one of them must be given.
+    """Add the options that select the data source. The user must pass exactly one of them.
 
-    The tools add the source `--corpus`, a user's own text (`__main__.VARIANTS`).
+    The tools add the source `--corpus` for a user's own text (`__main__.VARIANTS`).
     """
     group = parser.add_argument_group("source, one of")
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 text files, each for one shard"
+        "--text", type=Path, nargs="+", metavar="FILE", help="build one shard per UTF-8 text file"
     )
     source.add_argument(
         "--hdf5",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="HDF5 files of published submissions with one padded example per row, each for one "
-        "shard",
+        help="convert HDF5 files of published submissions, with one padded example per row, to "
+        "one shard per file",
     )
     source.add_argument(
         "--embedded",
         action="store_true",
-        help="the documentation of this Python, for DIR/train and DIR/eval",
+        help="write DIR/train and DIR/eval from the documentation of this Python",
     )
 
 
@@ -131,14 +131,14 @@ _OPTIONS = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `prepare`, and return 0. Raises ConfigError or DataError for a mistake of the user."""
+    """Run `prepare`, and return 0. Raises ConfigError or DataError for a user's mistake."""
     source = next(name for name in _OPTIONS if getattr(args, name))
     for option in sorted({option for options in _OPTIONS.values() for option in options}):
         if option not in _OPTIONS[source] and getattr(args, option) is not None:
             spelled = "--" + option.replace("_", "-")
-            raise ConfigError(spelled, f"cannot be used with --{source}", "leave it out")
+            raise ConfigError(spelled, f"cannot be used with --{source}", "remove this option")
     if source in ("text", "hdf5") and args.vocab is None:
-        raise ConfigError("--vocab", "is missing", "name the model's vocab.txt")
+        raise ConfigError("--vocab", "is missing", "pass the model's vocab.txt")
     workers = len(usable_cpus()) if args.workers is None else args.workers
     if source == "text":
         _prepare_text(args, workers)
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare_text(args: argparse.Namespace, workers: int) -> None:
-    """Make a prepared set from text files with the given vocabulary (`prepare --text`)."""
+    """Create a prepared set from text files and a vocabulary (`prepare --text`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.build import prepare_text
 
@@ -170,7 +170,7 @@ def _prepare_text(args: argparse.Namespace, workers: int) -> None:
 
 
 def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:
-    """Make a prepared set from HDF5 files of published submissions (`prepare --hdf5`)."""
+    """Create a prepared set from HDF5 files of published submissions (`prepare --hdf5`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.import_examples import import_set
 
@@ -186,12 +186,12 @@ def _prepare_hdf5(args: argparse.Namespace, workers: int) -> None:
 
 
 def _prepare_embedded(args: argparse.Namespace) -> None:
-    """Make train/ and eval/ from the documentation in Python's library (`prepare --embedded`)."""
+    """Create train/ and eval/ from documentation in Python's library (`prepare --embedded`)."""
     from mlperf_bert.data.index import ShardSettings
     from mlperf_bert.prepare.corpus import prepare_embedded
 
     if args.config is None:
-        raise ConfigError("--config", "is missing", "pass a config to use its settings")
+        raise ConfigError("--config", "is missing", "pass the config of the run to prepare for")
     config = load_config(args.config, args.set or [])
     settings = ShardSettings(
         max_seq_length=config.data.max_seq_length,
@@ -209,7 +209,7 @@ def _given(value: int | None, default: int) -> int:
 
 
 def _summary(out_dir: Path, manifest: "Manifest") -> str:
-    """Summarize a prepared set, with a digest by which two sets can be compared."""
+    """Return a summary of a prepared set, with a digest that equal sets share."""
     from mlperf_bert.data.index import examples_digest, read_sidecar
 
     shards = [out_dir / "shards" / entry.file for entry in manifest.shards]

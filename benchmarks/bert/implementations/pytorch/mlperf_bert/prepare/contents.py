@@ -39,7 +39,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over some samples. The sum of two tallies counts the samples of both."""
+    """Counts over some samples. Adding two tallies gives the counts over all their samples."""
 
     samples: int = 0
     tokens: int = 0
@@ -81,7 +81,7 @@ class _Chunk:
         return text
 
     def has_masked(self, is_wrong: Flags) -> Flags:
-        """Return bool [n]: whether each sample has a masked position that `is_wrong` [P] marks."""
+        """Return which samples have a masked position that `is_wrong` [P] marks, bool [n]."""
         owners = self.sample_of_masked[is_wrong]
         return np.bincount(owners, minlength=len(self.lengths)) > 0
 

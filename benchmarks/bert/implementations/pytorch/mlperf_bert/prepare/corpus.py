@@ -1,10 +1,10 @@
-"""Make the embedded corpus, a small but real training and evaluation set.
+"""Create the embedded corpus, a small but real training and evaluation set.
 
 The text is documentation of the user's own Python: the English prose of the language topics and of
 the docstrings in the standard library. Tests and demonstrations therefore need no download, also on
 a laptop. The same Python version and settings always give the same sets. The sources are parsed by
-`ast` in the order of their sorted paths, and never imported. At the top, this file imports only
-small modules, so that a call is fast if the sets already exist.
+`ast` in the order of their sorted paths, and never imported. The file imports large modules only
+when it creates a set, so that a call is fast if the sets already exist.
 """
 
 import ast
@@ -57,11 +57,11 @@ _BULLET = re.compile(r"^([*\-]|\d+\.|\([a-z0-9]\))\s+")
 
 
 def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) -> bool:
-    """Make or complete the prepared sets `out_dir/train` and `out_dir/eval`.
+    """Create or complete the prepared sets `out_dir/train` and `out_dir/eval`.
 
-    Returns True if the function had to make a set. Raises ConfigError if `vocab_size` is too small.
-    Raises DataError if a set exists that was made with other settings or by another Python, or if
-    this Python has too little documentation.
+    Returns True if the function had to create a set. Raises ConfigError if `vocab_size` is too
+    small. Raises DataError if a set exists that was made with other settings or by another Python,
+    or if this Python has too little documentation.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         problem = f"is {vocab_size}"
@@ -90,7 +90,7 @@ def split_held_out(
 
     Sentences that also occur in a training document are removed from the held-out documents.
     Whether a document is held out depends only on the hash of its text, so new documents do not
-    move old ones.
+    change which old ones are held out.
     """
     train: list[TextDocument] = []
     held_out: list[TextDocument] = []
@@ -115,8 +115,8 @@ def _is_ready(set_dir: Path, wanted: dict[str, int | str]) -> bool:
     found.update({name: corpus.get(name) for name in provenance})
     for name, value in {**wanted, **provenance}.items():
         if found[name] != value:
-            problem = f"was made with {name} = {found[name]}, but now it is {value}"
-            raise DataError(str(set_dir), problem, "use a new directory, or delete this one")
+            problem = f"was built with {name} = {found[name]} instead of {value}"
+            raise DataError(str(set_dir), problem, "use a new directory, or delete the old set")
     return True
 
 
@@ -191,8 +191,8 @@ def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
         documents += _module_documents(path)
     distinct = list(dict.fromkeys(document for document in documents if len(document) >= 2))
     if len(distinct) < MIN_DOCUMENTS:
-        problem = f"has only {len(distinct)} of {MIN_DOCUMENTS} documents that are needed"
-        raise DataError(str(root), problem, "use a Python that has the sources of its library")
+        problem = f"has only {len(distinct)} of the {MIN_DOCUMENTS} documents needed"
+        raise DataError(str(root), problem, "use a Python with its library's source files")
     return distinct
 
 

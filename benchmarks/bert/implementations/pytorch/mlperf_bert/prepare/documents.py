@@ -108,20 +108,20 @@ def read_text(path: Path) -> SourceText:
         text = contents.decode("utf-8")
     except OSError as error:
         problem = error.strerror or "cannot be read"
-        raise DataError(str(path), problem, "use a readable text file") from None
+        raise DataError(str(path), problem, "use a text file that you can read") from None
     except UnicodeDecodeError as error:
-        problem = f"is not UTF-8 at byte {error.start}"
-        raise DataError(str(path), problem, "convert it to UTF-8") from None
+        problem = f"is not UTF-8 text at byte {error.start}"
+        raise DataError(str(path), problem, "convert the file to UTF-8") from None
     if not text.strip():
-        raise DataError(str(path), "is empty", "use a file with text")
+        raise DataError(str(path), "is empty", "use a file that contains text")
     return SourceText(text, hashlib.sha256(contents).hexdigest())
 
 
 def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documents:
     """Split a text into documents, and tokenize them.
 
-    `split` tells which of the two layouts in the module's docstring the text has: True for
-    paragraphs, False for a sentence per line. Documents without any token are dropped.
+    `split` is True for a file of paragraphs, and False for a file with one sentence per line.
+    Documents without any token are dropped.
     """
     lines = _sentence_lines(text) if split else (line.strip() for line in text.split("\n"))
     tokens = bytearray()

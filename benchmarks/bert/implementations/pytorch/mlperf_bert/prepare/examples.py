@@ -1,10 +1,10 @@
-"""Make masked examples from documents of token ids, equal to those of the MLPerf reference.
+"""Generate masked examples from documents of token ids, equal to those of MLPerf's reference.
 
 The compiled functions come first: CPython's random number generator, a pass over the documents, the
 examples of a document, one example, and growing arrays. The functions that call them follow. All
 random numbers are drawn in the order of the reference. The compiled functions are all in one file
 because of numba's cache (see compiled.py). Tests compare the results with tests/plain_examples.py,
-which does the same in plain Python.
+which generates the same examples in plain Python.
 
 The sentences of a document are stored end to end. A segment is therefore a span of the text's
 tokens, and nothing is copied until an example is written.
@@ -114,7 +114,7 @@ def next_word(stream: Stream) -> int:
 def uniform(stream: Stream) -> float:
     """Return a random number in [0, 1) like Python's `random()`, from 53 random bits.
 
-    The first word gives the high bits.
+    The high bits are from the first random word.
     """
     high = next_word(stream) >> 5
     low = next_word(stream) >> 6
@@ -212,7 +212,7 @@ def _add_document(work: Work, number: int, found: Collected, count: int) -> tupl
 
 @compiled
 def _random_segment(work: Work, number: int, wanted: int) -> Span:
-    """Return sentences of a random other document, with at least `wanted` tokens if possible.
+    """Return sentences of another, random document, with at least `wanted` tokens if possible.
 
     `number` is the position of the current document in the shuffled order. The result is a span of
     the text's tokens.
@@ -333,7 +333,7 @@ def _grown(values: NDArray[Any], needed: int) -> NDArray[Any]:
 
 @compiled
 def copy_into(target: NDArray[Any], at: int, source: NDArray[Any], start: int, end: int) -> None:
-    """Copy `source[start:end]` into `target`, from index `at` on.
+    """Copy `source[start:end]` into `target`, starting at index `at`.
 
     A loop is used because numba takes long to compile the assignment of slices.
     """
@@ -347,8 +347,7 @@ def make_examples(
     """Return the examples of all passes over the documents, in random order.
 
     There must be at least two documents. The peak memory is about twice the size of the examples,
-    because they are held once unshuffled and once shuffled. Ctrl-C takes effect at the end of a
-    pass.
+    because the function copies them to shuffle them. Ctrl-C takes effect at the end of a pass.
     """
     longest = settings.max_seq_length
     work = Work(
@@ -377,7 +376,7 @@ def make_examples(
 
 
 def new_stream(seed: int) -> Stream:
-    """Return the state of `random.Random(seed)` in the form of the compiled code, int64 [1249]."""
+    """Return the state of `random.Random(seed)` for the compiled code, int64 [1249]."""
     *state, used = random.Random(seed).getstate()[1]
     assert used == WORDS  # A new generator generates its output at first use.
     return np.array([*state, *[0] * WORDS, WORDS], dtype=np.int64)

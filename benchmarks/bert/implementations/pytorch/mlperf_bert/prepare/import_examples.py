@@ -39,8 +39,8 @@ from mlperf_bert.prepare.examples import joined
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
-REMEDY = "use the vocabulary and the limits that it was made with, or download the file again"
-_HDF5_REMEDY = "download the file again, or use one with examples for BERT pre-training"
+REMEDY = "use the vocabulary and limits of the original examples, or download the file again"
+_HDF5_REMEDY = "download it again, or use a file that contains examples for BERT pre-training"
 _OF_TOKENS = ("input_ids", "input_mask", "segment_ids")
 _OF_MASKS = ("masked_lm_positions", "masked_lm_ids")
 _NEXT = "next_sentence_labels"
@@ -84,7 +84,7 @@ def _pieces(file: h5py.File) -> Iterator[Rows]:
         expected = shapes[names[0]]
         for name in names:
             if len(shapes[name]) != 2 or shapes[name] != expected:
-                problem = f"{name} has the shape {shapes[name]}, and {names[0]} has {expected}"
+                problem = f"{name} has the shape {shapes[name]} and {names[0]} has {expected}"
                 raise ValueError(f"{problem}, but both must have the same shape [rows, length]")
     num_rows = shapes["input_ids"][0]
     if shapes["masked_lm_ids"][0] != num_rows or shapes[_NEXT] not in ((num_rows,), (num_rows, 1)):
@@ -158,11 +158,11 @@ def import_set(
     workers: int,
     quiet: bool = False,
 ) -> Manifest:
-    """Make or complete the prepared set `out_dir` from HDF5 files, and check it.
+    """Create or complete the prepared set `out_dir` from HDF5 files, and check it.
 
     The function works like `prepare_text`, except that `settings` and `vocab_path` are the limits
-    and the vocabulary with which the examples were made. It ends with the fast check of `verify`.
-    Raises ConfigError and DataError.
+    and the vocabulary with which the examples were made. At the end, it runs the fast check of
+    `verify`. Raises ConfigError and DataError.
     """
     if vocab_path.suffix == ".json":
         problem = f"{vocab_path} is not a word-piece vocabulary"
@@ -186,12 +186,11 @@ def import_set(
 
 
 def import_shard(job: ShardJob) -> Tally:
-    """Make one shard from a file with examples unless it exists, and count its tokens.
+    """Write one shard from a file with examples unless it exists, and count its tokens.
 
-    The function makes the checks of `verify --full`. It checks the positions of [CLS], [SEP] and
-    masked tokens, that 15% of the tokens are masked, that both next-sentence labels occur, and the
-    share of unknown words. Raises DataError if a check fails, or if the file or the vocabulary is
-    not usable.
+    The function runs the checks of `verify --full`: the positions of [CLS], [SEP] and masked
+    tokens, the number of masked tokens (15%), both next-sentence labels, and the share of unknown
+    words. Raises DataError if a check fails, or if the file or the vocabulary is not usable.
     """
     path, settings = job.text_path, job.settings
     source_sha256 = file_digest(path, "use a readable file")

@@ -58,7 +58,7 @@ def run_with_progress(
                     advance(size)
         except BrokenProcessPool:
             problem = "a worker process died, probably because there was not enough memory"
-            raise DataError("workers", problem, "use fewer workers, and run again") from None
+            raise DataError("workers", problem, "run the command with fewer workers") from None
         except (KeyboardInterrupt, GeneratorExit):
             for worker in multiprocessing.active_children():
                 worker.terminate()
@@ -69,10 +69,10 @@ def run_with_progress(
 
 @contextmanager
 def _blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Block signals in this process during the body, and always in processes that the body starts.
+    """Block signals in this process during the with block, and always in processes started there.
 
     Otherwise each worker would print a traceback at Ctrl-C. If the terminal is closed (SIGHUP), the
-    worker would be killed, and this process would report that as an error.
+    signal would kill the worker, and this process would report that as an error.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

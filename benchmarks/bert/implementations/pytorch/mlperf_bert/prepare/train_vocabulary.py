@@ -34,7 +34,7 @@ def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]
 
     Returns the tokens in file order: special tokens, characters, merged pieces. `counts` comes from
     `count_words`. If the text has too few pieces, `[unused0]`, `[unused1]` and so on fill the
-    vocabulary. Raises ConfigError if the special tokens and characters alone are more than
+    vocabulary. Raises ConfigError if there are more special tokens and characters than
     `vocab_size`.
     """
     words = [[word[0], *("##" + char for char in word[1:])] for word in counts]
@@ -68,7 +68,7 @@ def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
 class _Pairs:
     """The counts of neighboring pieces in words, from which the most frequent pair can be taken.
 
-    The object also knows which words contain each pair. It uses a heap with lazy deletion.
+    The object also stores which words contain each pair. It uses a heap with lazy deletion.
     """
 
     def __init__(self, words: list[list[str]], counts: list[int]) -> None:

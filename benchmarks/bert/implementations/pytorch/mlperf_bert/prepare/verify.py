@@ -2,7 +2,7 @@
 
 The fast check compares the manifest, vocabulary, sidecars, file sizes and index with each other, as
 training does when it starts. It also hashes the shards if they are small. The check continues after
-a problem, so that one report names every wrong file. The full check begins with the fast check. If
+a problem, so that one report lists every wrong file. The full check begins with the fast check. If
 that finds no problem, the full check reads every shard, and checks its digest, its samples and
 their entries in the index.
 """
@@ -73,7 +73,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """A line that says whether the data is OK."""
+        """One line that tells whether the data is OK."""
         if self.problems:
             return f"FAILED: {self._count_in_words()}, listed above"
         return (
@@ -82,7 +82,7 @@ class Report:
         )
 
     def raise_if_wrong(self) -> None:
-        """Raise DataError if there are problems. The error counts them and names the first."""
+        """Raise DataError with the number of problems and the first one, if there are any."""
         if self.problems:
             where, problem, remedy = (one_line(text) for text in self.problems[0].args)
             first = f"{where}: {problem}"
@@ -121,9 +121,9 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
             in the report instead.
     """
     if not 1 <= workers <= 4096:
-        raise ConfigError("workers", f"is {workers}", "set it within 1 .. 4096")
+        raise ConfigError("workers", f"is {workers}", "set it to a value from 1 to 4096")
     if not directory.is_dir():
-        raise DataError(str(directory), "no such directory", "name a prepared set or its parent")
+        raise DataError(str(directory), "no such directory", "pass a prepared set or its parent")
     is_pair = any((directory / name).is_dir() for name in PAIR)
     is_pair = is_pair and not (directory / "index").exists()
     report = Report(directory, full)
@@ -162,7 +162,7 @@ class _Set(NamedTuple):
 def _hash_small(sets: list[_Set], report: Report) -> str:
     """Check the digests of all shards if the shards are small in total.
 
-    Returns a line that says what was checked. Problems are added to the report.
+    Returns a line that describes what was checked. Problems are added to the report.
     """
     num_bytes = sum(each.shard_bytes for found in sets for each in found.sidecars.values())
     if num_bytes > SMALL_BYTES:
@@ -179,7 +179,7 @@ def _hash_small(sets: list[_Set], report: Report) -> str:
 
 def _check_vocabularies(held_out_dir: Path, train: Manifest, held_out: Manifest) -> None:
     if held_out.vocabulary_sha256 != train.vocabulary_sha256:
-        problem = f"has the vocabulary {held_out.vocabulary_sha256}, but train has "
+        problem = f"has the vocabulary {held_out.vocabulary_sha256}, but the training set has "
         problem += train.vocabulary_sha256
         raise DataError(str(held_out_dir), problem, PAIR_REMEDY)
 
@@ -292,7 +292,7 @@ def _compare_index(set_dir: Path) -> None:
     histogram = np.bincount(lengths, minlength=len(manifest.length_histogram))
     if tuple(histogram.tolist()) != manifest.length_histogram:
         where = f"{set_dir / 'index' / 'dataset.json'}: length_histogram"
-        raise DataError(where, "does not fit the lengths in the index", INDEX_REMEDY)
+        raise DataError(where, "does not match the lengths in the index", INDEX_REMEDY)
 
 
 def check_vocabulary(set_dir: Path, manifest: Manifest) -> None:
@@ -307,7 +307,7 @@ def check_vocabulary(set_dir: Path, manifest: Manifest) -> None:
     found = {"vocabulary_sha256": vocabulary.sha256, "vocab_size": len(vocabulary), **ids}
     for key, value in found.items():
         if value != getattr(manifest, key):
-            problem = f"has {key} = {value}, but the manifest says {getattr(manifest, key)}"
+            problem = f"has {key} = {value}, but the manifest has {getattr(manifest, key)}"
             raise DataError(str(path), problem, VOCABULARY_REMEDY)
 
 
@@ -326,7 +326,7 @@ def check_shard_files(set_dir: Path, entry: ShardEntry) -> Sidecar:
     }
     for key, (found, wanted) in pairs.items():
         if found != wanted:
-            problem = f"is {found}, but the manifest says {wanted}"
+            problem = f"is {found}, but the manifest has {wanted}"
             raise DataError(f"{sidecar_path(path)}: {key}", problem, SHARD_REMEDY)
     check_size(path, sidecar.shard_bytes, SHARD_REMEDY)
     return sidecar

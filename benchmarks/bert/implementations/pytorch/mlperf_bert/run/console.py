@@ -22,7 +22,7 @@ TICK_S = 1.0
 
 
 class ProgressLines:
-    """Prints lines about the progress of a task, to stderr or stdout.
+    """A printer of lines about the progress of a task, to stderr or stdout.
 
     If the disk is full or the pipe is closed, a line is lost and the task continues. If `speaks` is
     False, the object prints nothing. Only one rank of a run prints.
@@ -41,7 +41,7 @@ class ProgressLines:
         self._over.set()
 
     def never_silent(self, doing: Callable[[], str]) -> Self:
-        """Print `doing()` whenever nothing was printed for a while, until the context exits.
+        """Print `doing()` whenever nothing was printed for a while, until the with block ends.
 
         The wait is 2 s on a terminal, where a person is watching, and 15 s otherwise. A separate
         thread calls `doing`, which returns the text to print.
@@ -56,7 +56,7 @@ class ProgressLines:
         self._print(text)
 
     def is_due(self) -> bool:
-        """Return True once every 10 s, for tasks with too many steps to print each one."""
+        """Return True once every 10 s, for tasks with too many steps to print a line for each."""
         now_s = time.monotonic()
         if not self._speaks or now_s < self._next_s:
             return False
@@ -95,7 +95,7 @@ def count_bytes(
 
     Call the returned function after each file, with the size of the file in bytes. It prints lines
     like `prepared 3 of 7 texts`, followed by the rate and the remaining time. `words` are the verb
-    and the noun of these lines. They go to `stream`, by default stdout.
+    and the noun of these lines. The lines are printed to `stream`, by default stdout.
     """
     files = num_bytes_done = 0
     start_s, last_line_s = time.monotonic(), float("-inf")
@@ -124,7 +124,7 @@ def as_clock(seconds: float) -> str:
 
 
 class Reporter:
-    """Prints lines on rank 0 and also writes them to the run's `stdout.log`.
+    """A printer of lines on rank 0, which also writes them to the run's `stdout.log`.
 
     On other ranks `log_path` is None, and the reporter prints nothing. If `continued` is True, the
     reporter appends to the file of the run that is resumed. `shown` is the printer that was used

@@ -1,4 +1,4 @@
-"""Create the files of a run. They are never overwritten, and a resumed run continues them.
+"""Create the files of a run. Files are never overwritten, and a resumed run continues them.
 
 `<run-dir>/result_<i>.txt` is the MLPerf log, and `<run-dir>/run_<i>/` has all other files. Its file
 `environment.json` describes the versions, the machine, the ranks and the commit, without secrets or
@@ -33,21 +33,21 @@ _OF_AN_ATTEMPT = ("config.toml", "environment.json", "outcome.json")
 
 
 class RunDirectory(RunPaths):
-    """Creates the directory and files of run number `index` below `root`."""
+    """The directory of run number `index` in `root`, with methods that create its files."""
 
     __slots__ = ()
 
     def refuse_links(self) -> None:
         """Raise ConfigError if a symbolic link would redirect the run's output.
 
-        The method does not check files that the run replaces atomically, because replacing a file
-        does not follow links.
+        The method does not check files that the run replaces atomically, because that does not
+        follow links.
         """
         grown = (self.run / name for name in ("stdout.log", "metrics.jsonl"))
         folders = (self.run, self.checkpoints, self.run / _ASIDE)
         for path in (self.mlperf_log, *folders, *grown):
             if os.path.islink(path):
-                remedy = "remove it, because a run does not write through links"
+                remedy = "remove the link, because a run does not write through links"
                 raise ConfigError(str(path), "is a symbolic link", remedy)
 
     @contextmanager
@@ -66,7 +66,7 @@ class RunDirectory(RunPaths):
         The first files are `config.toml`, `environment.json` and a copy of `vocabulary`. The copy
         allows checkpoints to be exported after the directory was moved. If `continues` is True, the
         run exists, and its old files are moved to the folder `interrupted`. If the creation or the
-        body raises a UserError, the files of a new run are removed again.
+        with block raises a UserError, the files of a new run are removed again.
 
         Raises ConfigError or DataError if a new run already exists or nothing can be written.
         """
@@ -90,7 +90,7 @@ class RunDirectory(RunPaths):
 
     @property
     def logs(self) -> list[Path]:
-        """The MLPerf logs of this run: that of the last attempt, then those of earlier attempts."""
+        """The MLPerf logs of this run: the log of the last attempt, and those of earlier ones."""
         folder = self.run / _ASIDE
         aside = [folder / name for name in names_in(folder)]
         of_this_run = [path for path in aside if path.match(f"{self.mlperf_log.stem}_*.txt")]

@@ -12,7 +12,7 @@ from mlperf_bert.run.paths import RunPaths
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hints:
-    """Builds the hints for a run that was started with these options of `train`.
+    """The hints for a run that was started with these options of `train`.
 
     `is_alone` is True if `train` started the ranks itself. `script_command` is the command that
     resumes the run, or None if no script or other command started `train`.
@@ -31,7 +31,7 @@ class Hints:
         return _tool("watch it from another terminal", "watch", self.paths.run)
 
     def at_end(self, outcome: RunOutcome, *, is_saved: bool) -> list[str]:
-        """Return hints about what to do next. Each has a purpose and a command to type."""
+        """Return hints about what to do next, each with a purpose and a command to type."""
         if outcome.stopped_by is not None and is_saved:
             return [self.to_resume()]
         lines = _tool("see it in a browser", "report", "page", self.paths.run)

@@ -26,8 +26,8 @@ class RunLock:
     because children do not inherit it and network file systems support it. A process must not have
     two locks on the same run.
 
-    `root` is the run directory. The lock creates it, and removes it again if it stays empty. On
-    ranks other than rank 0, `root` is None and the context manager does nothing.
+    `root` is the run directory. The lock creates this directory, and removes it again if it stays
+    empty. On ranks other than rank 0, `root` is None and the context manager does nothing.
     """
 
     def __init__(self, root: Path | None, name: str) -> None:
@@ -94,7 +94,7 @@ class RunLock:
         os.pwrite(self._file, owner.encode(), 0)
 
     def _locked(self, root: Path, path: Path) -> int | None:
-        """Open and lock the file. Return its descriptor, or None if its owner just removed it."""
+        """Open and lock the file. Return its descriptor, or None if the owner removed it."""
         # Only its owner may open it, because otherwise readers could lock it.
         file = not_through_a_link(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
         try:
@@ -104,12 +104,12 @@ class RunLock:
                 owner = os.pread(file, _MOST_BYTES, 0).decode(errors="replace").strip()
                 os.close(file)
                 problem = f"{self._name} in {root} is in use by {owner or 'another process'}"
-                remedy = "wait until it exits, or use another directory"
+                remedy = "wait until this process exits, or use another run directory"
                 raise ConfigError("--run-dir", problem, remedy) from None
             if error.errno not in _NO_LOCKS:
                 os.close(file)
                 raise
-            problem = f"{root}: the file system has no locks ({error.strerror})"
+            problem = f"{root}: the file system does not support locks ({error.strerror})"
             say(f"warning: {problem}, so do not start the same run twice")
         with suppress(FileNotFoundError):
             # A file with a second name may be another file, so nothing may be written to it.
@@ -120,7 +120,7 @@ class RunLock:
 
 
 def is_locked(root: Path, name: str) -> bool:
-    """Return True if another process owns the run `name` in `root`, or if that is unknown."""
+    """Return True if another process uses the run `name` in `root`, or if that is unknown."""
     try:
         file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR)
     except FileNotFoundError:

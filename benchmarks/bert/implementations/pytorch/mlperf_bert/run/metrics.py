@@ -47,14 +47,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The slowest rank and its step time divided by the median rank's, or None if not measured."""
+    """The slowest rank and its step time divided by the median, or None if not measured."""
 
     rank: int | None = None
     over_median: float | None = None
 
 
 class Metrics:
-    """Counts the steps of a metrics interval, and builds the interval's record.
+    """Counters for the steps of a metrics interval, from which the record is built.
 
     Rates and `step_ms` exclude evaluations. `loss` is the mean over the steps of the interval that
     were not skipped, or over all steps if all were skipped. `clipped_fraction` is the mean over
@@ -142,7 +142,7 @@ class Metrics:
     ) -> dict[str, Any]:
         """End the metrics interval, which has at least one step, and return its record.
 
-        Collective: every rank must call this method at the same step, because it averages the loss
+        Every rank must call this collective method at the same step, because it averages the loss
         over ranks. docs/reference/glossary.md explains the keys.
         """
         means = self._mean_over_ranks().tolist()  # host sync, once per interval
@@ -192,7 +192,7 @@ class Metrics:
 
 
 def _balance(plans: list[StepPlan]) -> dict[str, float]:
-    """Return how evenly an interval's steps load the ranks, by the measures of `plan balance`."""
+    """Return how evenly the steps load the ranks, with the measures of `plan balance`."""
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
     return {
         "imbalance_tokens": float(imbalance.mean()),
@@ -201,7 +201,7 @@ def _balance(plans: list[StepPlan]) -> dict[str, float]:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the peak memory in bytes: allocated on the GPU, or resident on the CPU."""
+    """Return the peak memory in bytes, which is allocated on the GPU or resident on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # On Linux, ru_maxrss starts at the memory of the parent process, so it is only the fallback.
@@ -214,13 +214,13 @@ def memory_bytes(device: torch.device) -> int:
 
 
 class SlowestRank:
-    """Finds the slowest rank by comparing the time that each rank works in a step.
+    """A timer that finds the slowest rank by comparing how long each rank works in a step.
 
     In data-parallel training all ranks have the same step time, because fast ranks wait for slow
     ones. Each rank therefore measures the time that it works before it waits for other ranks. This
-    is the wait for its own data, plus the time from the start of a step to its last gradient. The
-    measurement does not wait for the device. Nothing is measured if there is only one rank, or if a
-    graph replays the steps, because a replay runs no hooks.
+    time consists of the wait for its own data, and the time from the start of a step to its last
+    gradient. The measurement does not wait for the device. Nothing is measured if there is only one
+    rank, or if a graph replays the steps, because a replay runs no hooks.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class SlowestRank:
     def compare(self) -> Slowest:
         """Compare the step times of the ranks, and start a new interval.
 
-        Collective: every rank must call this method at the same step, because it uses one small
+        Every rank must call this collective method at the same step, because it uses one small
         all-reduce. Call it when the host waits for the device anyway.
         """
         if not self._is_on:
@@ -285,7 +285,7 @@ def _mark(device: torch.device) -> float | torch.cuda.Event:
 
 
 def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    """Return the seconds between two times of `_mark`, which the device must have reached."""
+    """Return the seconds between two results of `_mark`, which the device must have reached."""
     if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return float(begin.elapsed_time(end)) / 1e3
     assert isinstance(begin, float) and isinstance(end, float)  # Both marks are of one device.
@@ -293,7 +293,7 @@ def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> 
 
 
 class MetricsFile:
-    """Appends records to `metrics.jsonl` on rank 0. On other ranks `path` is None.
+    """The file `metrics.jsonl`, to which rank 0 appends records. On other ranks `path` is None.
 
     `after_step` is the step of the checkpoint from which a run resumes, or None for a new file.
     Records of later steps are removed, because the run writes them again. Lines without a step are

@@ -42,7 +42,7 @@ class MlperfLog:
     """The MLPerf log file of a run, which rank 0 writes.
 
     Call the methods in the order of their definition. `eval_*` and `tracked_stats` may be called
-    repeatedly. When a method returns, its records are in the file. Each record names the line of
+    repeatedly. When a method returns, its records are in the file. Each record contains the line of
     code that called the method.
 
     `path` is a new file in an existing directory. On other ranks it is None, and all methods do
@@ -59,7 +59,7 @@ class MlperfLog:
             try:  # The import comes first, so that a failure leaves no empty file.
                 from mlperf_logging.mllog.mllog import MLLogger
             except ImportError:
-                remedy = "run tools/venv.sh in the repository"
+                remedy = "install it with tools/venv.sh in the repository"
                 raise ConfigError("mlperf_logging", "is not installed", remedy) from None
             self._handler = _open_new(path)
             # The logger is not from logging.getLogger, so that it is private and has no parent.
@@ -101,7 +101,8 @@ class MlperfLog:
         resumed_from: Mapping[str, int] | None,
         initial_weights: Literal["checkpoint", "random"],
     ) -> None:
-        """Record the facts that only `mlperf_bert package` reads. Other checkers ignore them.
+        """Record the facts about the run that only `mlperf_bert package` reads. Other checkers
+        ignore them.
 
         `resumed_from` has the step and the samples of the checkpoint from which the run resumes, or
         is None. `initial_weights` says whether the run's first weights came from a checkpoint or
@@ -115,7 +116,7 @@ class MlperfLog:
         self._record("event", "number_of_ranks", number_of_ranks)
 
     def weights_initialization(self, tensor_names: Iterable[str]) -> None:
-        """Record each initialized tensor by its name in the reference model.
+        """Record the name of each initialized tensor in the reference model.
 
         In the closed division, rulesets 1.1.0 to 2.1.0 require the 398 tensors of BERT-large.
         """
@@ -145,7 +146,7 @@ class MlperfLog:
         self._record("end", "eval_stop", epoch_num=samples, samples_count=samples)
 
     def tracked_stats(self, samples: int, throughput: float) -> None:
-        """Record the throughput in sequences per second since the previous such record."""
+        """Record the throughput since the previous call, in sequences per second."""
         stats = {"throughput": throughput}
         self._record("event", "tracked_stats", stats, epoch_num=samples, samples_count=samples)
 
@@ -181,13 +182,13 @@ class MlperfLog:
         try:
             getattr(self._logger, kind)(key, value, metadata, stack_offset=_CALLER_DEPTH)
         except OSError as error:
-            problem = f"cannot be written ({error.strerror}), and a log with a gap is not valid"
-            remedy = "free space on that disk, then resume with --resume auto"
+            problem = f"cannot be written ({error.strerror}), and MLPerf rejects a log with a gap"
+            remedy = "free some disk space, and then resume the run with --resume auto"
             raise ConfigError(str(self._path), problem, remedy) from None
 
 
 def _say_if_set(wall_s: float, monotonic_s: float) -> None:
-    """Warn if someone set the system clock since it showed `wall_s`.
+    """Warn if the system clock was set after it showed `wall_s`.
 
     The times in the log are wrong after such a change.
     """
@@ -232,7 +233,7 @@ def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
 
 
 class _NewFileHandler(logging.FileHandler):
-    """A logging handler that writes to a new file and raises errors that logging would print."""
+    """A logging handler that writes to a new file, and raises errors instead of printing them."""
 
     _error: OSError | None = None
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from mlperf_bert.files import check_version, in_brief, parse, read_json, reading, write_json
 
 OUTCOME_SCHEMA_VERSION = 1
-REMEDY = "delete it and use --resume auto, which writes it again or resumes from a checkpoint"
+REMEDY = "delete this file and use --resume auto, which resumes the run or writes the file again"
 
 Status = Literal["success", "aborted"]
 

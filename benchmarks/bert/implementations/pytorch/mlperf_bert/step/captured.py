@@ -66,9 +66,9 @@ def use_capturable_stream(device: torch.device) -> None:
 
 
 class CapturedStep:
-    """Runs one update when called, like `EagerStep`, but replays a graph for padded batches.
+    """A step that is called like `EagerStep`, but replays a CUDA graph for padded batches.
 
-    If the batches are not padded to one of `shapes`, the update runs eagerly. All ranks must replay
+    If the batches are not padded to one of `shapes`, the call runs eagerly. All ranks must replay
     graphs in the same steps. On CUDA, call `use_capturable_stream` before building the model.
 
     Args:
@@ -207,7 +207,7 @@ def warm_up(
 def _too_large(
     config: RunConfig, batch: UnpaddedBatch, captured: StaticShape | None
 ) -> ConfigError:
-    """Make the error for an update that does not fit into the GPU's memory.
+    """Return the error for an update that does not fit into the GPU's memory.
 
     If steps are captured, the error names the largest captured shape, and otherwise the batch.
     """
@@ -215,13 +215,13 @@ def _too_large(
     if captured is not None:
         what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
     size = f"{what} of {tokens:,} tokens in {sequences:,} sequences"
-    problem = f"{config.parallel.local_batch_size} needs more memory than the GPU has, for {size}"
-    remedy = "lower it, and raise parallel.grad_accum_steps by the same factor"
+    problem = f"{config.parallel.local_batch_size} is too large for the GPU's memory, due to {size}"
+    remedy = "lower this setting, and raise parallel.grad_accum_steps by the same factor"
     return ConfigError("parallel.local_batch_size", problem, remedy)
 
 
 def synthetic_batch(config: RunConfig, shape: StaticShape | None = None) -> UnpaddedBatch:
-    """Make a micro-batch in host memory that consists of sequences of equal length.
+    """Create a micro-batch in host memory that consists of sequences of equal length.
 
     The sequences fill `shape` as far as possible. If `shape` is None, they have the maximum length,
     so that no real batch needs more memory.

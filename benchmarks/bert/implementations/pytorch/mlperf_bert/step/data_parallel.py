@@ -33,11 +33,11 @@ class DataParallel:
     """A model whose gradients are averaged over the ranks and clipped according to `clip.policy`.
 
     Args:
-        model: the model to call, wrapped in DistributedDataParallel if the config says so.
+        model: the model to call, wrapped in DistributedDataParallel if the config requires it.
         clipping: averages and clips gradients between backward pass and update.
         buffers: flat buffers of the model's weights and gradients.
         gradients: this rank's shard of the averaged gradients, which the optimizer reads.
-        shards: group of the ranks that hold the other shards of the optimizer state.
+        shards: process group of the ranks that own the other shards of the optimizer state.
     """
 
     model: nn.Module
@@ -52,9 +52,9 @@ def make_data_parallel(
 ) -> tuple[DataParallel, Tensor]:
     """Move weights and gradients into flat buffers, and set up gradient averaging and clipping.
 
-    Collective: all ranks must call it. `model` must be on `device` and have its initial weights.
-    The function changes the memory of the model's weights and gradients and, in 16-bit precisions,
-    their dtype. A run with one rank has no process group and averages no gradients.
+    All ranks must call this collective function. `model` must be on `device` and have its initial
+    weights. The function changes the memory of the model's weights and gradients and, in 16-bit
+    precisions, their dtype. A run with one rank has no process group and averages no gradients.
 
     The second result is the initial weights before rounding to 16 bits, float32 [elements], for the
     optimizer. A sharded optimizer copies its part of them, so delete this tensor afterwards to save

@@ -23,11 +23,11 @@ MakeBatch = Callable[[StaticShape], UnpaddedBatch]
 
 
 class EagerStep:
-    """Runs one update of `model` (bare, or wrapped in DistributedDataParallel) when called.
+    """An eager step, which runs one update of `model` when called.
 
-    `learning_rates`, float64 [steps + 1] on the model's device, contains the learning rate of each
-    step. Steps count from 1, so element 0 is not used. `step`, int64 [1], is the model's step
-    number.
+    `model` may be wrapped in DistributedDataParallel. `learning_rates`, float64 [steps + 1] on the
+    model's device, contains the learning rate of each step. Steps count from 1, so element 0 is not
+    used. `step`, int64 [1], is the model's step number.
     """
 
     shapes: tuple[StaticShape, ...] = ()  # batches stay unpadded
@@ -49,7 +49,7 @@ class EagerStep:
         self._precision: Precision = precision
 
     def __enter__(self) -> Self:
-        """Start the run phase. An eager step needs no preparation for it."""
+        """Do nothing at the start of the run phase, because an eager step needs no preparation."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,9 +93,9 @@ class EagerStep:
 
 
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
-    """Return the dtype of weights and gradients in a precision.
+    """Return the dtype that weights and gradients have in a precision.
 
-    The dtype is bfloat16 if the precision rounds them to 16 bits, and `otherwise` if it does not.
+    The dtype is bfloat16 if the precision rounds weights to 16 bits, and if not, `otherwise`.
     """
     return torch.bfloat16 if precision in ("bf16", "fp8") else otherwise
 

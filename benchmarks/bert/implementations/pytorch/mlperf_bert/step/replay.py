@@ -21,12 +21,12 @@ def finish_queued_work(device: torch.device) -> None:
 
 
 class Replay(Generic[Result]):
-    """Calls a function. On CUDA, the constructor captures the function, and calls replay the graph.
+    """A function that is captured in a CUDA graph and replayed, or called on other devices.
 
-    A captured function must not synchronize the host with the device, copy from the host or use a
-    shape that depends on data. It reads its inputs at the addresses that they had during the
-    capture, so callers must overwrite them in place between calls. The next call overwrites the
-    result.
+    The constructor captures the function, and each call replays the graph. A captured function must
+    not synchronize the host with the device, copy from the host or use a shape that depends on
+    data. It reads its inputs at the addresses of the capture, so callers must overwrite the inputs
+    in place between calls. The next call overwrites the result.
     """
 
     def __init__(

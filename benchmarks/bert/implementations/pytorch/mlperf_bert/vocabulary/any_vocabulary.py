@@ -2,8 +2,8 @@
 
 A tokenizer file (`tokenizer.json` of Hugging Face's `tokenizers` library) can be used instead of a
 word-piece list. Its special tokens are found by their role, such as the mask token. The
-`tokenizers` package, an optional dependency, splits the text. This module reports errors of the
-package in one line.
+`tokenizers` package, an optional dependency, splits the text. Errors of the package are reported in
+one line.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ class TokenizerFile:
 
 
 class FileEncoder:
-    """Encodes lines to token ids with a tokenizer file, like `word_pieces.Tokenizer`."""
+    """An encoder of lines to token ids with a tokenizer file, like `word_pieces.Tokenizer`."""
 
     # This text joins two sentences of a document. It is a space, because a line break counts as
     # white space, and vocabularies that keep white space have other tokens for words after a space.
@@ -103,7 +103,7 @@ class FileEncoder:
         except _NOT_CAUSED_BY_FILE:
             raise
         except BaseException as error:
-            problem = f"the tokenizer cannot split text ({in_brief(str(error))})"
+            problem = f"the tokenizer cannot split this text ({in_brief(str(error))})"
             raise DataError(str(self._path), problem, REMEDY) from None
 
 
@@ -120,7 +120,7 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
     except OSError as error:
         raise DataError(str(path), error.strerror or "cannot be read", REMEDY) from None
     except ValueError as error:
-        raise DataError(str(path), f"not valid JSON ({error})", REMEDY) from None
+        raise DataError(str(path), f"is not valid JSON ({error})", REMEDY) from None
     model = values.get("model")
     if not isinstance(model, dict):
         raise DataError(f"{path}: model", "must be a JSON object", REMEDY)
@@ -211,7 +211,7 @@ def load_any_vocabulary(path: Path) -> AnyVocabulary:
 
 
 def make_encoder(vocabulary: AnyVocabulary) -> Encoder:
-    """Make the encoder that uses a vocabulary."""
+    """Create the encoder that uses a vocabulary."""
     if isinstance(vocabulary, TokenizerFile):
         return FileEncoder(vocabulary)
     return Tokenizer(vocabulary)

@@ -6,7 +6,7 @@ and most words of a text are repeated.
 
 This module does not use the `tokenizers` library, because the library differs from the reference
 for some characters. A single different word would change every example after it. For a new word,
-the library is also hardly faster than the definition (5 compared with 7 microseconds in the same
+the library is also hardly faster than `PlainTokenizer` (5 compared with 7 microseconds in one
 measurement).
 """
 
@@ -98,7 +98,7 @@ def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
     try:
         text = contents.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(where, f"not UTF-8 at byte {error.start}", _REMEDY) from None
+        raise DataError(where, f"is not UTF-8 text at byte {error.start}", _REMEDY) from None
     tokens = tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
     ids: dict[str, int] = {}
     for number, token in enumerate(tokens):
@@ -112,7 +112,7 @@ def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
         if token not in ids:
             raise DataError(where, f"the special token {token} is missing", _REMEDY)
     if len(tokens) == len(SPECIAL_TOKENS):
-        raise DataError(where, "there are no tokens except the special ones", _REMEDY)
+        raise DataError(where, "has only special tokens and no word pieces", _REMEDY)
     marked = sum(token.startswith(_SPACE_MARK) for token in tokens)
     if marked > _MAX_SPACE_MARKS * len(tokens):
         problem = (
@@ -167,10 +167,10 @@ class PlainTokenizer:
 
 
 class Tokenizer(dict[str, bytes]):
-    """Encodes lines to the same ids as `PlainTokenizer`, but stores the ids of words it has seen.
+    """A fast encoder with the results of `PlainTokenizer`, which stores the ids of known words.
 
-    The result is exact for any text. By definition, a space ends a word, and the pieces of a word
-    do not depend on the text around it.
+    The result is exact for any text. The reason is that a space always ends a word, and that the
+    pieces of a word do not depend on the text around it.
     """
 
     joint = ""  # nothing is needed, because a word's pieces do not depend on its position
@@ -224,7 +224,7 @@ def _cleaned(text: str) -> str:
 
 
 def is_space(char: str) -> bool:
-    """Return whether a character is white space in the reference implementation.
+    """Return True if a character is white space in the reference implementation.
 
     The reference has fewer white-space characters than Python.
     """
@@ -232,7 +232,7 @@ def is_space(char: str) -> bool:
 
 
 def is_dropped(char: str) -> bool:
-    """Return whether the tokenizer drops a character.
+    """Return True if the tokenizer drops a character.
 
     It drops control characters, format characters and U+FFFD.
     """
@@ -240,13 +240,13 @@ def is_dropped(char: str) -> bool:
 
 
 def is_cjk(code: int) -> bool:
-    """Return whether a code point is a Chinese character, each of which is a separate word."""
+    """Return True if a code point is a Chinese character, each of which is a separate word."""
     return code >= 0x3400 and any(low <= code <= high for low, high in _CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:
-    """Return whether a character is punctuation.
+    """Return True if a character is punctuation.
 
-    These are Unicode's category P and all ASCII symbols.
+    Punctuation is Unicode's category P and all ASCII symbols.
     """
     return char in _ASCII_PUNCTUATION or unicodedata.category(char).startswith("P")
