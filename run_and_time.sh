@@ -92,12 +92,12 @@ for ((i = 0; i < $#; i++)); do
     esac
 done
 [[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP: '$NEXP' is not a positive integer; set it to the number of runs"
-[[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED: '$SEED' is not a non-negative integer of at most 18 digits; set it to one, or unset it"
-[[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES: '$CLEAR_CACHES' is neither 1 nor 0; set it to one of them, or unset it"
+[[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED: '$SEED' is not a non-negative integer of at most 18 digits; set it to such a number, or unset it"
+[[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES: '$CLEAR_CACHES' is neither 1 nor 0; set it to 1 or 0, or unset it"
 [ "$RESUME" != none ] || [ -z "${INIT_CHECKPOINT:-}" ] || [ -d "$INIT_CHECKPOINT" ] ||
-    fail "INIT_CHECKPOINT: no such directory '$INIT_CHECKPOINT'; make one with mlperf_bert convert"
+    fail "INIT_CHECKPOINT: no such directory '$INIT_CHECKPOINT'; create one with mlperf_bert convert"
 [ -z "${DATADIR:-}" ] || [ -d "$DATADIR" ] ||
-    fail "DATADIR: no such directory '$DATADIR'; make it with init_datasets.sh"
+    fail "DATADIR: no such directory '$DATADIR'; create it with init_datasets.sh"
 case $RESUME in
 none | auto) ;;
 *)

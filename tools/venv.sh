@@ -183,7 +183,7 @@ install_locked() {
         on_disk=
     fi
     if [ "$installer" = by_uv ] && ! ticking so_far install_by by_uv; then
-        echo "uv cannot install what the lock names ($(reason)); using pip instead"
+        echo "uv cannot install the locked packages ($(reason)); using pip instead"
         installer=by_pip
         : >"$log"
     fi
@@ -212,7 +212,7 @@ explain() { # fail with the reason for a failed installation
 PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory>"
     fi
     tail -n 15 "$log" >&2
-    fail "the installation into $name failed, and the lines above say why; fix the cause and run the same command again. \
+    fail "the installation into $name failed, as explained by the lines above; fix the cause and run the same command again. \
 If a digest differs from the lock's, the file is not the one that was tested. Find out where it comes from before you \
 renew the lock (make lock)"
 }

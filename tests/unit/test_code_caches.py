@@ -113,7 +113,7 @@ def test_a_named_directory_that_others_can_write_is_refused(nothing_named, capsy
         set_code_caches()
         before = os.umask(umask)
         try:
-            said = f"umask {umask:03o} lets them change its files; name one"
+            said = f"umask {umask:03o} lets them change its files; set TRITON_CACHE_DIR to"
             with pytest.raises(ConfigError, match=said):
                 set_code_caches()
         finally:

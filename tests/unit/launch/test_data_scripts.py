@@ -127,7 +127,7 @@ def test_a_wrong_file_is_named_and_not_kept(official):
     assert refused(official.fetch(), "eval.txt: the file from SOURCE has 5 bytes, not 450")
     (official.target / "part-00000-of-00002").write_bytes(b"changed")
     wrong = official.fetch("--only", "train")
-    assert refused(wrong, "part-00000-of-00002: has 7 bytes, not 2200; remove it and call again")
+    assert refused(wrong, "part-00000-of-00002: has 7 bytes, not 2200; remove this file")
 
 
 def test_mistakes_of_the_call(official):

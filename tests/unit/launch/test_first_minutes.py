@@ -170,7 +170,7 @@ def test_which_torch_and_by_what(install, programs, tree):
     first, second, *_ = by_both.stdout.splitlines()
     assert first.endswith("torch 2.13.0 for CPUs, because there is no GPU, with uv")
     assert (
-        second == "uv cannot install what the lock names (error: no such index); using pip instead"
+        second == "uv cannot install the locked packages (error: no such index); using pip instead"
     )
     assert any(line.startswith("uv ") and "--require-hashes" in line for line in asked)
     assert "--require-hashes" in asked[-3] and not asked[-3].startswith("uv")

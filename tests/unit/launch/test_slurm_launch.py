@@ -164,7 +164,7 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
             "run.init_checkpoint: is not set, but the closed division requires",
         ),
         ("INIT_CHECKPOINT", "none", "INIT_CHECKPOINT: no such directory 'none'"),
-        ("DATADIR", "", f"DATADIR: not set, but {DGX} needs prepared data; make it with"),
+        ("DATADIR", "", f"DATADIR: not set, but {DGX} needs prepared data; create the data"),
         ("STAGEDIR", "none", "STAGEDIR: 'none' is a relative path; set it to an absolute path"),
         ("RESUME", "none.such", "RESUME: no such directory 'none.such'; set it to none, auto, or"),
     ],

@@ -120,7 +120,7 @@ NO_FILE = object()
         ({"vocab": NO_FILE}, "No such file"),
         ({"vocab": SPECIAL + b"a\n"}, r"special token \[MASK\] is missing"),
         ({"vocab": SPECIAL + b"[MASK]\na\nb\na\n"}, "line 8: token 'a' is already on line 6"),
-        ({"vocab": SPECIAL + b"[MASK]\n"}, "no tokens except the special"),
+        ({"vocab": SPECIAL + b"[MASK]\n"}, "has only special tokens and no word pieces"),
         ({"vocab": b"[PAD]\n\n[UNK]\n"}, "line 2: the line is empty"),
         ({"vocab": b"[PAD]\n\xff\n"}, "not UTF-8 text at byte 6"),
         ({"max_seq_length": 7}, "max_seq_length: is 7"),

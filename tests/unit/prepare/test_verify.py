@@ -72,7 +72,7 @@ def test_a_shard_of_longer_limits_is_not_read(pair):
 @pytest.mark.parametrize(
     ("key", "change", "problem"),
     [
-        ("length_histogram", lambda counts: counts[::-1], "length_histogram: does not fit"),
+        ("length_histogram", lambda counts: counts[::-1], "length_histogram: does not match"),
         ("vocabulary_file", lambda _: "../config.toml", "tokenizer.json, not '../config.toml'"),
         ("segments", lambda _: "triple", "segments must be pair or single, not 'triple'"),
         ("mask_id", lambda _: 5, "vocab.txt: has mask_id = 4, but the manifest has 5"),

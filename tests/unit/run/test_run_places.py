@@ -45,7 +45,7 @@ REPLACED_LINKS = (
     *("checkpoints/step_00000003", "checkpoints/damaged_step_00000003"),
 )
 SAID = {
-    "forbidden": "cannot be read (Permission denied); check its permissions",
+    "forbidden": "cannot be read (Permission denied); check the file's permissions",
     "link": "is a symbolic link; ",
 }
 

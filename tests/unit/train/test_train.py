@@ -45,8 +45,8 @@ def test_reaching_the_target_ends_the_run_and_a_report_shows_all_of_it(train, tm
     place = next(
         number for number, line in enumerate(lines) if f"run directory {run_dir}/run_0" in line
     )
-    assert lines[place + 1].startswith("to watch it from another terminal: ")
-    assert lines[-2].startswith("to see it in a browser: ")  # the rest: test_hints.py
+    assert lines[place + 1].startswith("to watch the run from another terminal: ")
+    assert lines[-2].startswith("to see the run in a browser: ")  # the rest: test_hints.py
     assert {path.name for path in run_dir.iterdir()} == {"result_0.txt", "run_0"}
     names = {path.name for path in (run_dir / "run_0").iterdir()}
     files = {"config.toml", "environment.json", "metrics.jsonl", "outcome.json", "stdout.log"}

@@ -70,7 +70,7 @@ get() { # name
 
 fetch() { # name, bytes, md5
     local part=$target/$1.part problem status=0
-    local interrupted="$1: download from SOURCE failed, as shown above; call again to resume it"
+    local interrupted="$1: download from SOURCE failed, as shown above; run the same command again to resume it"
     if [ -f "$part" ] && [ "$2" != - ] && [ "$(stat --format %s "$part")" -ge "$2" ]; then rm "$part"; fi
     if [ -f "$part" ]; then
         get "$1" || status=$?
@@ -107,7 +107,7 @@ for i in "${!names[@]}"; do
     progress="[$((i + 1))/${#names[@]}] $name"
     if [ -f "$target/$name" ]; then
         problem=$(wrong "$target/$name" "${sizes[i]}" "${sums[i]}")
-        [ -z "$problem" ] || fail "$target/$name: $problem; remove it and call again"
+        [ -z "$problem" ] || fail "$target/$name: $problem; remove this file, and run the same command again"
         echo "$progress: already downloaded"
     else
         fetch "$name" "${sizes[i]}" "${sums[i]}"

@@ -28,14 +28,14 @@ fail() {
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ -d "${TEXTDIR:-}" ] || fail "TEXTDIR: no such directory '${TEXTDIR:-}'; download the text with download_dataset.sh"
 [ -n "${DATADIR:-}" ] || fail "DATADIR: not set; set it to the directory for the prepared sets"
-[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY: '$ONLY' is not train or eval; set it to one of them, or unset it"
+[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY: '$ONLY' is neither train nor eval; set it to train or eval, or unset it"
 shopt -s nullglob
 parts=("$TEXTDIR"/part-?????-of-?????)
 if [ "$ONLY" != eval ]; then
     [ ${#parts[@]} -gt 0 ] || fail "$TEXTDIR: has no files part-*-of-*; download them with download_dataset.sh"
     count=$((10#${parts[0]##*-of-}))
     [ ${#parts[@]} -eq "$count" ] ||
-        fail "$TEXTDIR: has ${#parts[@]} of $count parts; call download_dataset.sh again"
+        fail "$TEXTDIR: has ${#parts[@]} of $count parts; run download_dataset.sh again"
 fi
 needed=(vocab.txt)
 [ "$ONLY" = train ] || needed+=(eval.txt)

@@ -20,9 +20,9 @@ fail() {
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-[ -d "${DATADIR:-}" ] || fail "DATADIR: no such directory '${DATADIR:-}'; make it with init_datasets.sh"
+[ -d "${DATADIR:-}" ] || fail "DATADIR: no such directory '${DATADIR:-}'; create it with init_datasets.sh"
 [ $# -eq 0 ] || [ "$*" = --full ] || fail "unknown argument '$*'; the only option is --full"
-[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY: '$ONLY' is not train or eval; set it to one of them, or unset it"
+[[ ${ONLY:=both} =~ ^(both|train|eval)$ ]] || fail "ONLY: '$ONLY' is neither train nor eval; set it to train or eval, or unset it"
 if [ -z "${PYTHON:-}" ]; then
     top=$(cd "$here/../../../.." && pwd)
     "$top/tools/venv.sh"

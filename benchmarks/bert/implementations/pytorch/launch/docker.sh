@@ -32,7 +32,7 @@ for variable in IMAGE CONFIG DATADIR INIT_CHECKPOINT DOCKER NEXP SEED CLEAR_CACH
 done
 # The engine, its image and its options.
 DOCKER=${DOCKER:-$(command -v docker || command -v podman || true)}
-[ -n "$DOCKER" ] || fail "DOCKER: neither docker nor podman was found; install one, or run ./run_and_time.sh without a container"
+[ -n "$DOCKER" ] || fail "DOCKER: neither docker nor podman was found; install one of them, or run ./run_and_time.sh without a container"
 info=$("$DOCKER" info 2>&1) || fail "$DOCKER: does not answer; start its daemon, or give this user access to it"
 IMAGE=${IMAGE:-mlperf-bert}
 "$DOCKER" image inspect "$IMAGE" >/dev/null 2>&1 ||
@@ -71,14 +71,14 @@ if [ -n "${CONFIG:-}" ]; then
     options+=(--env "CONFIG=/config/$name.toml")
 fi
 if [ -n "${DATADIR:-}" ]; then
-    [ -d "$DATADIR" ] || fail "DATADIR: no such directory '$DATADIR'; make it with init_datasets.sh"
+    [ -d "$DATADIR" ] || fail "DATADIR: no such directory '$DATADIR'; create it with init_datasets.sh"
     mount "$DATADIR" /data ,readonly
     options+=(--env DATADIR=/data)
 fi
 [ -z "${STAGEDIR:-}" ] || fail "STAGEDIR: only SLURM jobs can stage data; copy the data yourself, and set DATADIR to the copy"
 if [ -n "${INIT_CHECKPOINT:-}" ]; then
     [ -d "$INIT_CHECKPOINT" ] || [ "${RESUME:-none}" != none ] ||
-        fail "INIT_CHECKPOINT: no such directory '$INIT_CHECKPOINT'; make one with mlperf_bert convert"
+        fail "INIT_CHECKPOINT: no such directory '$INIT_CHECKPOINT'; create one with mlperf_bert convert"
     [ ! -d "$INIT_CHECKPOINT" ] || mount "$INIT_CHECKPOINT" /init_checkpoint ,readonly
     options+=(--env INIT_CHECKPOINT=/init_checkpoint)
 fi

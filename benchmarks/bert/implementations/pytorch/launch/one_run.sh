@@ -49,7 +49,7 @@ logged() { # key, logs; the first value
 drop_caches() {
     [ "$CLEAR_CACHES" = 1 ] || return
     if [ "$where" = rank ]; then # The other ranks of this node may already be reading.
-        [ "$leads" = 0 ] || echo "page cache not dropped, because the ranks already run; drop it before you start" \
+        [ "$leads" = 0 ] || echo "page cache not dropped, because the ranks are already running; drop it before you start" \
             "them, and set CACHE_CLEARED=1"
         return 1
     fi

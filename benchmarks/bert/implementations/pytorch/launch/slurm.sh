@@ -46,7 +46,7 @@ fi
 
 # Set `ranks`. This needs the config's numbers.
 srun_ranks() { # nodes and ranks per node that the config asks for
-    [ "$1" = "$SLURM_JOB_NUM_NODES" ] || fail "$CONFIG: asks for $1 nodes, but the job has \
+    [ "$1" = "$SLURM_JOB_NUM_NODES" ] || fail "$CONFIG: needs $1 nodes, but the job has \
 $SLURM_JOB_NUM_NODES; submit with: $(command_line)"
     ranks=("${step[@]}" --nodes="$1" --ntasks="$(($1 * $2))" --ntasks-per-node="$2" "${inside[@]}")
 }

@@ -215,7 +215,7 @@ def _leave(status: int) -> NoReturn:
     """Exit with `status`, or with another status if stdout could not be written.
 
     The exit status of a training rank tells how the training ended, so a failed write does not
-    change it. For all other commands, the output is the result.
+    change it. For other commands, the output is the result, so a failed write is an error.
     """
     is_rank = "mlperf_bert.distributed.session" in sys.modules
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed at the start

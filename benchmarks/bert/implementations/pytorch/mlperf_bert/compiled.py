@@ -43,7 +43,7 @@ def keep_this_directory_from_children() -> None:
 
 
 def set_code_caches() -> dict[str, Path]:
-    """Create the cache directory of each compiler, and set its environment variable to it.
+    """Create the cache directory of each compiler, and store its path in an environment variable.
 
     Returns the directory for each variable. Call this function before anything is compiled. Raises
     ConfigError if the user set a variable to a directory that others can write to.

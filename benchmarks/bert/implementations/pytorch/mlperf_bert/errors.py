@@ -1,8 +1,8 @@
 """Messages to the user: one-line errors on stderr, exit statuses, and commands to type next.
 
-An error names the place, says what is wrong there, and says how to fix it. Launchers act on the
-exit statuses, which docs/guides/clusters.md explains. Each line is written in one call, so that
-lines of several ranks do not mix.
+An error states the place, the problem there, and how to fix this problem. Launchers act on the exit
+statuses, which docs/guides/clusters.md explains. Each line is written in one call, so that lines of
+several ranks do not mix.
 """
 
 import os
@@ -38,8 +38,8 @@ def one_line(text: str) -> str:
 class UserError(Exception):
     """Base class of errors that the command line reports in one line, without a traceback.
 
-    `where` names the setting, file or argument at fault. `problem` says what is wrong with it and
-    quotes its value. `remedy` says how to fix the problem, and may be empty.
+    `where` is the setting, file or argument at fault. `problem` describes what is wrong with it and
+    quotes its value. `remedy` describes how to fix the problem, and may be empty.
     """
 
     exit_status = MISTAKE

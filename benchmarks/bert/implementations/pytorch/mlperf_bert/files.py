@@ -177,7 +177,7 @@ def file_digest(path: Path, remedy: str) -> str:
 
 
 def check_digest(path: Path, sha256: str, remedy: str) -> None:
-    """Raise DataError if the SHA-256 of a file differs from the manifest's, `sha256`."""
+    """Raise DataError if the SHA-256 of a file differs from `sha256`, the manifest's value."""
     if file_digest(path, remedy) != sha256:
         raise digest_error(str(path), remedy)
 
@@ -293,10 +293,10 @@ def write_json(values: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. Rename that file to `path` on success, and delete it on failure.
+    """Yield a temporary path, whose file is renamed to `path` on success and deleted on failure.
 
-    The body must create the file at the temporary path. Raises DataError if the file cannot be
-    written.
+    The with block must create the file at the temporary path. Raises DataError if the file cannot
+    be written.
     """
     temporary = _temporary(path)
     try:
@@ -370,10 +370,10 @@ def _not_written(path: Path, error: OSError) -> DataError:
 
 @contextmanager
 def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
-    """Yield a temporary directory. Rename it to `path` on success, and delete it on failure.
+    """Yield a temporary directory, which is renamed to `path` on success and deleted on failure.
 
     `path` must be an empty directory or must not exist. `num_bytes` is the approximate number of
-    bytes that the body will write. Raises CheckpointError if `path` is a file or a non-empty
+    bytes that the with block will write. Raises CheckpointError if `path` is a file or a non-empty
     directory, if the disk has too little space, or if the directory cannot be written.
     """
     path = Path(os.path.abspath(path))

@@ -431,8 +431,8 @@ def _wait_for_contents(
 ) -> None:
     """Wait for the check of the shards' bytes, before the run reports its first result.
 
-    Raises DataError on every rank if one of them found a wrong shard, or if the nodes' copies of
-    the data differ. The metrics do not count the wait as training time, but MLPerf's clock keeps
+    Raises DataError on every rank if any rank found a wrong shard, or if the nodes' copies of the
+    data differ. The metrics do not count the wait as training time, but MLPerf's clock keeps
     running.
     """
     if contents.was_asked:

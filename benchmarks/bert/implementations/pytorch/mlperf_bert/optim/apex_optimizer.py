@@ -61,7 +61,7 @@ class ApexOptimizer(FlatOptimizer):
                 self._fused.append(fused)
 
     def update(self, scalars: StepScalars) -> None:
-        """Run apex's kernels for one update. They read all arguments on the device."""
+        """Run apex's kernels for one update. The kernels read all arguments on the device."""
         scaler = _Scaler(scalars)
         for fused in self._fused:
             fused._dummy_overflow_buf.zero_()  # after a skipped step it would freeze the count
@@ -81,7 +81,7 @@ class ApexOptimizer(FlatOptimizer):
 class ApexAdamW(ApexOptimizer):
     """An implementation of `adamw_update` with apex's FusedAdam.
 
-    FusedAdam updates bfloat16 weights without float32 masters.
+    FusedAdam updates bfloat16 weights without float32 master weights.
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
@@ -94,8 +94,8 @@ class ApexLAMB(ApexOptimizer):
 
     If the norm of the gradients overflows float32, apex skips the update but counts it. In bf16,
     apex's first kernel passes the updates to the second in place of the bf16 gradients. apex's
-    masters therefore change by updates rounded to 8 significant bits, while those of this project's
-    `LAMB` change by exact updates.
+    master weights therefore change by updates rounded to 8 significant bits, while the updates of
+    this project's `LAMB` are not rounded.
     """
 
     def make_fused(self, parameters: list[nn.Parameter], decay: float, *, adapted: bool) -> Any:
@@ -122,7 +122,7 @@ class _Scaler:
         self._scalars = scalars
 
     def _check_inf_per_device(self, _optimizer: Any) -> dict[torch.device, Tensor]:
-        """Return the tensor that is 1.0 if the step must be skipped, with its device as key."""
+        """Map the device to the tensor that is 1.0 if the step must be skipped."""
         return {self._scalars.skip.device: self._scalars.skip}
 
     def _get_scale_async(self) -> Tensor:

@@ -35,7 +35,7 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
 
 
 def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update the momentum and the directions of Muon's matrices. See `Kernels.muon_momentum`."""
+    """Update the momentum and directions of Muon's matrices. See `Kernels.muon_momentum`."""
     if scalars.skip.item() == 1.0:
         return
     assert shard.direction is not None and shard.direction_scale is not None
@@ -48,7 +48,7 @@ def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) 
 
 
 def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update masters and weights by one step of Muon. See `Kernels.muon_apply`."""
+    """Update master weights and model weights by one step of Muon. See `Kernels.muon_apply`."""
     if scalars.skip.item() == 1.0:
         return
     assert shard.direction is not None and shard.direction_scale is not None
@@ -124,7 +124,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """Update masters and weights by one step of LAMB. See `Kernels.lamb_apply`."""
+    """Update master weights and model weights by one step of LAMB. See `Kernels.lamb_apply`."""
     if scalars.skip.item() == 1.0:
         return
     tensors = shard.tensor_of_block.numpy()
@@ -160,7 +160,7 @@ def _update_arguments(
     """Return the arguments that both LAMB kernels need in addition to the buffers.
 
     These are the bias corrections, epsilon and the weight decay of each block, in the dtype of the
-    masters.
+    master weights.
     """
     dtype = _dtype(shard)
     inverses = (1 / scalars.correction_1.item(), 1 / scalars.correction_2.item())

@@ -1,10 +1,10 @@
 """Store and update a rank's optimizer state on flat buffers, for all update rules.
 
 If the optimizer state is not sharded, each rank updates all weights without communication. If it is
-sharded (ZeRO stage 1, arXiv 1910.02054), a rank stores and updates only the masters and moments of
-its own shard. The updated weights are then gathered from all shards, one bucket at a time, while
-the next forward pass starts. The buckets are sorted in the order in which the forward pass needs
-them. All other code that reads the model's weights must call `wait_for_weights` first.
+sharded (ZeRO stage 1, arXiv 1910.02054), a rank stores and updates only the master weights and
+moments of its own shard. The updated weights are then gathered from all shards, one bucket at a
+time, while the next forward pass starts. The buckets are sorted in the order in which the forward
+pass needs them. All other code that reads the model's weights must call `wait_for_weights` first.
 
 A flat buffer contains many tensors one after the other. Each tensor starts at a multiple of BLOCK
 elements and is padded with zeros up to the next multiple. Every block of BLOCK elements therefore
@@ -33,9 +33,9 @@ def copy_to_host(name: str, tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FlatShard:
-    """The same n contiguous elements of all flat buffers, on one device.
+    """A shard, which consists of the same n contiguous elements of all flat buffers.
 
-    n is a multiple of BLOCK.
+    All tensors are on one device, and n is a multiple of BLOCK.
     """
 
     masters: Tensor  # [n] float32 or float64: the unrounded weights
@@ -108,7 +108,7 @@ class Kernels(Protocol):
         """Run one step of `adamw_update` on every element."""
 
     def lamb_norms(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> Tensor:
-        """Run the first half of `lamb_update`: update the moments, and sum squares for the norms.
+        """Run the first half of `lamb_update`, which updates moments and sums squares for norms.
 
         Returns:
             [tensors, 2] float64: the sums of masters**2 and update**2 over this shard's elements of
@@ -118,13 +118,13 @@ class Kernels(Protocol):
     def lamb_apply(
         self, shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
     ) -> None:
-        """Run the second half of `lamb_update`, which updates masters and weights.
+        """Run the second half of `lamb_update`, which updates master weights and model weights.
 
         `ratios` contains the trust ratio of each tensor, float32 or float64 [tensors].
         """
 
     def muon_momentum(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-        """Run the first half of `muon_update` on all matrices: update momentum and directions."""
+        """Run the first half of `muon_update`, which updates the momentum and directions."""
 
     def muon_apply(self, shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
         """Apply the orthogonalized directions to matrices, and `adamw_update` to other tensors."""
@@ -170,7 +170,7 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: Tensor, gradient_factor: Tensor, skip: Tensor) -> None:
-        """Run one update. On a GPU, the host does not wait until it has finished.
+        """Run one update. On a GPU, the host does not wait until the update has finished.
 
         When this method returns, this rank may not have received the weights of other shards yet.
         See `wait_for_weights`.

@@ -27,9 +27,9 @@ Blocks = NDArray[np.int64]
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:
-    """Return whether Muon orthogonalizes a parameter.
+    """Return True if Muon orthogonalizes a parameter.
 
-    This is true for the weight matrices of the encoder's layers.
+    Muon orthogonalizes the weight matrices of the encoder's layers.
     """
     return (".layer." in name or ".layers." in name) and len(shape) == 2
 

@@ -110,7 +110,7 @@ def lamb_update(
 
 
 def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
-    """Return ||param|| / ||update|| element-wise, or 1 where one of the norms is zero."""
+    """Return ||param|| / ||update|| element-wise, or 1 if one of the norms is zero."""
     usable = (param_norm > 0) & (update_norm > 0)
     return torch.where(usable, param_norm / update_norm, torch.ones_like(param_norm))
 
@@ -138,12 +138,12 @@ class LAMB(FlatOptimizer):
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Divide parameters into two groups, the first with weight decay and the second without.
 
-    Each group has the order of the model. Biases and LayerNorm parameters have neither weight decay
-    nor layer adaptation (MLPerf Training rules, BERT optimizer). The key `layer_adaptation` of a
-    group is separate from its weight decay, so that LAMB uses the trust ratio even if
-    `weight_decay` is 0. AdamW ignores this key. BERT's query, key and value are separate tensors,
-    because LAMB has one trust ratio per tensor. In ModernBERT they are one tensor with one ratio,
-    as published.
+    The parameters of a group have the order of the model. Biases and LayerNorm parameters have
+    neither weight decay nor layer adaptation (MLPerf Training rules, BERT optimizer). The key
+    `layer_adaptation` of a group is separate from its weight decay, so that LAMB uses the trust
+    ratio even if `weight_decay` is 0. AdamW ignores this key. BERT's query, key and value are
+    separate tensors, because LAMB has one trust ratio per tensor. In ModernBERT they are one tensor
+    with one ratio, as published.
     """
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []

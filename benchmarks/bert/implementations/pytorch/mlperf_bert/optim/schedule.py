@@ -1,6 +1,6 @@
 """Compute the learning rate of a step, which rises in a linear warm-up and then decays.
 
-Steps count from 1, and `step` is the step about to be run. The warm-up uses m = step -
+Steps count from 1, and `step` is the next step to run. The warm-up uses m = step -
 start_warmup_step instead of the step number. If `start_warmup_step` is negative, the learning rate
 of step 1 is therefore already partway to its maximum.
 """

@@ -30,7 +30,7 @@ def adamw(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
 
 
 def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update the momentum and the directions of Muon's matrices. See `Kernels.muon_momentum`."""
+    """Update the momentum and directions of Muon's matrices. See `Kernels.muon_momentum`."""
     _muon_momentum[(len(shard.tensor_of_block),)](
         *(shard.masters, shard.gradients, shard.exp_avg, shard.direction),
         *(shard.tensor_of_block, shard.direction_scale, scalars.gradient_factor, scalars.skip),
@@ -39,7 +39,7 @@ def muon_momentum(shard: FlatShard, constants: Constants, scalars: StepScalars) 
 
 
 def muon_apply(shard: FlatShard, constants: Constants, scalars: StepScalars) -> None:
-    """Update masters and weights by one step of Muon. See `Kernels.muon_apply`."""
+    """Update master weights and model weights by one step of Muon. See `Kernels.muon_apply`."""
     _muon_apply[(len(shard.tensor_of_block),)](
         *(_state(shard, shard.gradients), _of_blocks(shard), _on_device(scalars)),
         *((shard.direction, shard.direction_scale), constants.beta_1, constants.beta_2),
@@ -67,7 +67,7 @@ def lamb_norms(shard: FlatShard, constants: Constants, scalars: StepScalars) -> 
 def lamb_apply(
     shard: FlatShard, constants: Constants, scalars: StepScalars, ratios: Tensor
 ) -> None:
-    """Update masters and weights by one step of LAMB. See `Kernels.lamb_apply`."""
+    """Update master weights and model weights by one step of LAMB. See `Kernels.lamb_apply`."""
     _apply[(len(shard.tensor_of_block),)](
         *(_state(shard, ratios), _of_blocks(shard), _on_device(scalars), constants.epsilon, BLOCK)
     )

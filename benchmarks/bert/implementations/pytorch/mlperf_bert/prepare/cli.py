@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "Convert text, or the examples of a published submission, to a prepared set for `train`, "
         "with shards, sidecars and a length index. To resume an interrupted command, repeat it. "
-        "It keeps finished shards. For your own text, see `prepare --corpus TEXT --help`.",
+        "Finished shards are kept. For your own text, see `prepare --corpus TEXT --help`.",
         "mlperf_bert prepare --embedded --config cpu_tiny --out my_data",
         "mlperf_bert prepare --text part_*.txt --vocab vocab.txt --out my_data/train",
         "mlperf_bert prepare --corpus my_text --out my_data",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_examples(parser)
     embedded = parser.add_argument_group("with --embedded")
     embedded.add_argument(
-        "--config", type=find_config, metavar="FILE", help="config that sets all sizes of the data"
+        "--config", type=find_config, metavar="FILE", help="config that determines all data sizes"
     )
     embedded.add_argument(
         "--set",
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_examples(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the output, the vocabulary and the examples to make."""
+    """Add the options for the output, the vocabulary and the examples to generate."""
 
     def number(name: str, text: str) -> None:
         made.add_argument(name, type=int, metavar="N", help=text)

@@ -1,11 +1,11 @@
 """Check and count the samples of a shard, with vectorized code.
 
 The checks cover the structure, the ranges of values and the number of masked tokens. examples.py
-makes samples by the same rules. The text of a sample is its tokens, in which the labels replace the
-masked inputs.
+generates samples by the same rules. The text of a sample is its tokens, in which the labels replace
+the masked inputs.
 
-Shape letters: n samples of a chunk, N samples in total, T tokens and P masked positions of the
-samples, V words of the vocabulary.
+In shapes, n is the number of samples of a chunk, and N is the total number of samples. T, P and V
+are the numbers of tokens, of masked positions, and of words in the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence

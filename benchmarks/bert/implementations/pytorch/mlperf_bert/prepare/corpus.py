@@ -192,7 +192,7 @@ def collect_documents(stdlib: Path | None = None) -> list[TextDocument]:
     distinct = list(dict.fromkeys(document for document in documents if len(document) >= 2))
     if len(distinct) < MIN_DOCUMENTS:
         problem = f"has only {len(distinct)} of the {MIN_DOCUMENTS} documents needed"
-        raise DataError(str(root), problem, "use a Python with its library's source files")
+        raise DataError(str(root), problem, "use a Python that includes its library's source files")
     return distinct
 
 
@@ -213,7 +213,7 @@ def prose_sentences(docstring: str) -> TextDocument:
 def _blocks(lines: list[str]) -> Iterator[str]:
     """Yield the blocks of text in the lines of a paragraph.
 
-    Each list item is a block of its own, without its bullet. Code ends the paragraph.
+    Each list item is a separate block, without its bullet. The paragraph ends before any code.
     """
     block: list[str] = []
     for line in lines:

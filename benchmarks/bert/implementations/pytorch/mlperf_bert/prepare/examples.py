@@ -433,7 +433,7 @@ def joined(parts: Sequence[ShardArrays]) -> ShardArrays:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the body, because it would crash numba's compiled code."""
+    """Delay Ctrl-C until the with block ends, because it would crash numba's compiled code."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python's handlers only run in the main thread.
         return

@@ -162,7 +162,7 @@ def import_set(
 
     The function works like `prepare_text`, except that `settings` and `vocab_path` are the limits
     and the vocabulary with which the examples were made. At the end, it runs the fast check of
-    `verify`. Raises ConfigError and DataError.
+    `verify`. Raises ConfigError or DataError for unsuitable arguments or files.
     """
     if vocab_path.suffix == ".json":
         problem = f"{vocab_path} is not a word-piece vocabulary"

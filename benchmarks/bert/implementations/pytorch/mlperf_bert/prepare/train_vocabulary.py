@@ -2,8 +2,8 @@
 
 The training merges pairs of neighboring pieces in words. The most frequent pair comes first, and
 equally frequent pairs are merged in alphabetical order. The trainer of the `tokenizers` library
-(0.23) is not used, because it orders equally frequent pairs by hash. With it, the same text gave
-another vocabulary in every process, and therefore other examples and accuracies.
+(0.23) is not used, because it orders equally frequent pairs by hash. With that trainer, the same
+text gave another vocabulary in every process, and therefore other examples and accuracies.
 """
 
 import heapq

@@ -3,8 +3,8 @@
 The fast check compares the manifest, vocabulary, sidecars, file sizes and index with each other, as
 training does when it starts. It also hashes the shards if they are small. The check continues after
 a problem, so that one report lists every wrong file. The full check begins with the fast check. If
-that finds no problem, the full check reads every shard, and checks its digest, its samples and
-their entries in the index.
+the fast check finds no problem, the full check reads every shard, and checks its digest, its
+samples and their entries in the index.
 """
 
 import sys

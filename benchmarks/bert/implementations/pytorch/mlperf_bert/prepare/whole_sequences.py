@@ -1,7 +1,7 @@
 """Generate sequences `[CLS] sentences [SEP]` of whole sentences instead of pairs of segments.
 
-A sequence has as many consecutive sentences of one document as fit. A sentence that is longer than
-a sequence is cut. This is the format DOC-SENTENCES, the best input format of RoBERTa (arXiv
+A sequence contains as many consecutive sentences of one document as fit. A sentence that is longer
+than a sequence is cut. This is the format DOC-SENTENCES, the best input format of RoBERTa (arXiv
 1907.11692, section 4.2). No sequence crosses documents, and short sequences are not padded. Each
 pass stores the same sequences with new masks.
 """

@@ -93,9 +93,9 @@ def count_bytes(
 ) -> Callable[[int], None]:
     """Return a function that counts finished files and prints the progress.
 
-    Call the returned function after each file, with the size of the file in bytes. It prints lines
-    like `prepared 3 of 7 texts`, followed by the rate and the remaining time. `words` are the verb
-    and the noun of these lines. The lines are printed to `stream`, by default stdout.
+    Call the returned function after each file, with the size of the file in bytes. That function
+    prints lines like `prepared 3 of 7 texts`, followed by the rate and the remaining time. `words`
+    are the verb and the noun of these lines. The lines are printed to `stream`, by default stdout.
     """
     files = num_bytes_done = 0
     start_s, last_line_s = time.monotonic(), float("-inf")

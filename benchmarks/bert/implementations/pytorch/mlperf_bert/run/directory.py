@@ -61,7 +61,7 @@ class RunDirectory(RunPaths):
         vocabulary: Path,
         continues: bool = False,
     ) -> Iterator[None]:
-        """Create the run's directories and first files on rank 0, for the body of a `with` block.
+        """Create the run's directories and first files on rank 0, for use in a `with` block.
 
         The first files are `config.toml`, `environment.json` and a copy of `vocabulary`. The copy
         allows checkpoints to be exported after the directory was moved. If `continues` is True, the
@@ -127,7 +127,7 @@ class RunDirectory(RunPaths):
         return ConfigError("--run-dir", problem, "use a directory that you can write to")
 
     def _put_aside(self) -> None:
-        """Move an interrupted attempt's files to `interrupted`, and number their names."""
+        """Move an interrupted attempt's files to `interrupted`, and add a number to their names."""
         folder = self.run / _ASIDE
         folder.mkdir(exist_ok=True)
         own = (self.mlperf_log, *(self.run / name for name in _OF_AN_ATTEMPT))

@@ -20,7 +20,7 @@ _SINGLE_LETTER = re.compile(r"(?<![^\W_])[^\W\d_](?![^\W_])")  # a word of one l
 
 
 def describe_new_run(root: Path, *, is_requeued: bool) -> str | None:
-    """Return a line that says that a new run starts in `root`, or None if `root` has a run.
+    """Return the message that a new run starts in `root`, or None if `root` has a run.
 
     Raises ConfigError if `root` seems to be mistyped, because a directory next to it has almost the
     same name and contains an interrupted run. A requeued SLURM job never gets this error, because

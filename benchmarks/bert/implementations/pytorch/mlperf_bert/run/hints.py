@@ -28,16 +28,16 @@ class Hints:
 
     def at_start(self) -> list[str]:
         """Return hints about how to watch the run."""
-        return _tool("watch it from another terminal", "watch", self.paths.run)
+        return _tool("watch the run from another terminal", "watch", self.paths.run)
 
     def at_end(self, outcome: RunOutcome, *, is_saved: bool) -> list[str]:
         """Return hints about what to do next, each with a purpose and a command to type."""
         if outcome.stopped_by is not None and is_saved:
             return [self.to_resume()]
-        lines = _tool("see it in a browser", "report", "page", self.paths.run)
+        lines = _tool("see the run in a browser", "report", "page", self.paths.run)
         if outcome.status == "success" and is_saved:
             words = ("--checkpoint", self.paths.checkpoints, "The [MASK] was trained on text.")
-            lines.append(f"to see what it fills in: {typed('fill', *words)}")
+            lines.append(f"to see what the model fills in: {typed('fill', *words)}")
         return lines
 
     def to_resume(self, purpose: str = "resume") -> str:

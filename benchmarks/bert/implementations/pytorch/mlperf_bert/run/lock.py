@@ -21,10 +21,10 @@ _MOST_BYTES = 500  # of an owner's description
 class RunLock:
     """A context manager that prevents a second start of a run in `root`.
 
-    The file `.<name>.lock` in `root` names the owner, and is removed when the lock is released. A
-    killed owner leaves the file but not the lock. The lock is a POSIX lock instead of flock,
-    because children do not inherit it and network file systems support it. A process must not have
-    two locks on the same run.
+    The file `.<name>.lock` in `root` identifies the owner, and is removed when the lock is
+    released. A killed owner leaves the file but not the lock. The lock is a POSIX lock instead of
+    flock, because children do not inherit it and network file systems support it. A process must
+    not have two locks on the same run.
 
     `root` is the run directory. The lock creates this directory, and removes it again if it stays
     empty. On ranks other than rank 0, `root` is None and the context manager does nothing.

@@ -1,4 +1,4 @@
-"""Count what the training loop does, and write a record per metrics interval to `metrics.jsonl`.
+"""Measure the training loop, and write one record per metrics interval to `metrics.jsonl`.
 
 The counters stay on the device. At the end of each interval, one small all-reduce averages them,
 and the host reads the result. The file has one JSON object per line. A resumed run removes the
@@ -201,7 +201,7 @@ def _balance(plans: list[StepPlan]) -> dict[str, float]:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the peak memory in bytes, which is allocated on the GPU or resident on the CPU."""
+    """Return the peak of the allocated GPU memory or of the resident CPU memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # On Linux, ru_maxrss starts at the memory of the parent process, so it is only the fallback.

@@ -1,9 +1,9 @@
 """Write a run's MLPerf log. No other module writes MLPerf records.
 
 MLCommons' checkers accept these records under rulesets 2.0.0 to 5.0.0 in both divisions. In the
-closed division, rulesets 2.0.0 and 2.1.0 accept them only if the model has the 24 layers of
-BERT-large. `samples` is always the number of sequences trained so far, which MLPerf's BERT rules
-call `epoch_num`.
+closed division, rulesets 2.0.0 and 2.1.0 accept them only if the model has as many layers as
+BERT-large (24). `samples` is always the number of sequences trained so far, which MLPerf's BERT
+rules call `epoch_num`.
 """
 
 import logging
@@ -87,7 +87,7 @@ class MlperfLog:
         self._record("event", "submission_status", config.mlperf.submission_status)
 
     def hyperparameters(self, config: RunConfig, seed: int) -> None:
-        """Record the seed, the batch size and all hyper-parameters that the rules name."""
+        """Record the seed, the batch size and all hyper-parameters that the rules require."""
         self._record("event", "seed", seed)
         for key, value in hyperparameters(config).items():
             self._record("event", key, value)
@@ -105,7 +105,7 @@ class MlperfLog:
         ignore them.
 
         `resumed_from` has the step and the samples of the checkpoint from which the run resumes, or
-        is None. `initial_weights` says whether the run's first weights came from a checkpoint or
+        is None. `initial_weights` tells whether the run's first weights came from a checkpoint or
         were randomly initialized.
         """
         self._record("event", "quality_target", config.eval.target_accuracy)
@@ -204,11 +204,11 @@ def _say_if_set(wall_s: float, monotonic_s: float) -> None:
 
 
 def hyperparameters(config: RunConfig) -> Mapping[str, int | float | str]:
-    """Return the hyperparameters under the MLPerf keys that the BERT rules name.
+    """Return the hyperparameters under the MLPerf keys that the BERT rules define.
 
     The keys contain "lamb" for every optimizer, because the BERT rules have no other keys.
-    `opt_name` names the actual optimizer. Epsilon has two keys, because rulesets name it
-    differently.
+    `opt_name` is the name of the actual optimizer. Epsilon has two keys, because it has different
+    names in different rulesets.
     """
     optim, schedule = config.optim, config.schedule
     return {
@@ -274,7 +274,7 @@ def _free_text(field: Literal["submission_org", "submission_platform"], config: 
     reserved = [word for word in RESERVED_WORDS if word in text]
     if reserved or not text:
         problem = f"is {text!r}"
-        remedy = "set it to a name that is not empty and has no reserved word of MLPerf logs "
+        remedy = "set it to a name that is not empty and contains no reserved word of MLPerf logs "
         remedy += f"({', '.join(RESERVED_WORDS)})"
         raise ConfigError(f"mlperf.{field}", problem, remedy)
     return text

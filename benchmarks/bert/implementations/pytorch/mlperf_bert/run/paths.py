@@ -8,7 +8,7 @@ from mlperf_bert.files import is_there, names_in
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The paths of the files of run number `index` below `root`."""
+    """The paths of the files of run number `index` in `root`."""
 
     root: Path
     index: int

@@ -56,7 +56,7 @@ def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
 
 
 def use_capturable_stream(device: torch.device) -> None:
-    """Make a new CUDA stream current in this thread, because the default stream cannot be captured.
+    """Switch this thread to a new CUDA stream, because the default stream cannot be captured.
 
     Call this before anything else. Gradients are accumulated on the stream that was current when a
     parameter was first used or DistributedDataParallel was built.
@@ -209,13 +209,13 @@ def _too_large(
 ) -> ConfigError:
     """Return the error for an update that does not fit into the GPU's memory.
 
-    If steps are captured, the error names the largest captured shape, and otherwise the batch.
+    If steps are captured, the error contains the largest captured shape, and otherwise the batch.
     """
     what, tokens, sequences = "a micro-batch", len(batch.input_ids), len(batch.lengths)
     if captured is not None:
         what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
     size = f"{what} of {tokens:,} tokens in {sequences:,} sequences"
-    problem = f"{config.parallel.local_batch_size} is too large for the GPU's memory, due to {size}"
+    problem = f"{config.parallel.local_batch_size} is too large for the GPU's memory, with {size}"
     remedy = "lower this setting, and raise parallel.grad_accum_steps by the same factor"
     return ConfigError("parallel.local_batch_size", problem, remedy)
 

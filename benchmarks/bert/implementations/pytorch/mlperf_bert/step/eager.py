@@ -95,7 +95,7 @@ class EagerStep:
 def weights_dtype(precision: Precision, otherwise: torch.dtype = torch.float32) -> torch.dtype:
     """Return the dtype that weights and gradients have in a precision.
 
-    The dtype is bfloat16 if the precision rounds weights to 16 bits, and if not, `otherwise`.
+    Returns bfloat16 if the precision rounds weights to 16 bits, and `otherwise` if not.
     """
     return torch.bfloat16 if precision in ("bf16", "fp8") else otherwise
 

@@ -69,7 +69,7 @@ class TokenizerFile:
 
 
 class FileEncoder:
-    """An encoder of lines to token ids with a tokenizer file, like `word_pieces.Tokenizer`."""
+    """An encoder that converts lines to token ids with a tokenizer file."""
 
     # This text joins two sentences of a document. It is a space, because a line break counts as
     # white space, and vocabularies that keep white space have other tokens for words after a space.

@@ -167,7 +167,7 @@ class PlainTokenizer:
 
 
 class Tokenizer(dict[str, bytes]):
-    """A fast encoder with the results of `PlainTokenizer`, which stores the ids of known words.
+    """A fast encoder that returns the ids of `PlainTokenizer`, and stores the ids of known words.
 
     The result is exact for any text. The reason is that a space always ends a word, and that the
     pieces of a word do not depend on the text around it.
@@ -234,7 +234,7 @@ def is_space(char: str) -> bool:
 def is_dropped(char: str) -> bool:
     """Return True if the tokenizer drops a character.
 
-    It drops control characters, format characters and U+FFFD.
+    The tokenizer drops control characters, format characters and U+FFFD.
     """
     return char == "\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
 
