@@ -123,7 +123,7 @@ def test_flipped_bits_are_one_line_and_leave_no_result(tiny_config, synthetic_da
         job = job_of(places, (*short, "run.max_steps=4"), tmp_path / f"{part}.txt")
         assert list(run_jobs([job])) == [[MISTAKE, MISTAKE]]
         (refusal,) = refusals_of(job)
-        assert f"{shard}: its SHA-256 differs from the one in the manifest" in refusal
+        assert f"{shard}: the file's SHA-256 differs from the one in the manifest" in refusal
         assert metrics_records(run_dir) == []
         assert list((run_dir / "run_0/checkpoints").iterdir()) == []
         assert mlperf_records(run_dir / "result_0.txt", "run_start")

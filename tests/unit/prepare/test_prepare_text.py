@@ -59,7 +59,7 @@ def test_another_preparation_in_the_same_directory_is_refused(prepare, from_text
         ({"split_sentences": True}, "split_sentences = False"),
         ({"vocab": other}, "differs from the vocabulary that was passed"),
         ({"paths": [changed, texts[1]]}, "text sha256"),
-        ({"paths": [*texts, twin]}, "same stem"),
+        ({"paths": [*texts, twin]}, "same base name"),
         ({"paths": texts[:1]}, r"part-1\.hdf5: is the shard of a file that was not passed"),
     ]
     for change, problem in changes:

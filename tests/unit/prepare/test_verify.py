@@ -87,7 +87,7 @@ def test_a_forged_manifest(pair, key, change, problem):
 
 def test_small_sets_are_hashed_and_large_ones_only_in_full(pair, monkeypatch):
     flip(shard(pair), 5)
-    assert f"{shard(pair)}: its SHA-256 differs" in problems(pair)
+    assert f"{shard(pair)}: the file's SHA-256 differs" in problems(pair)
     num_bytes = sum(path.stat().st_size for path in pair.rglob("*.hdf5"))
     for limit, is_found in ((num_bytes, True), (num_bytes - 1, False)):
         monkeypatch.setattr("mlperf_bert.prepare.verify.SMALL_BYTES", limit)

@@ -94,6 +94,6 @@ def test_an_update_without_memory_names_its_size(tiny_config, shapes, size, monk
     monkeypatch.setattr(run.step, "prepare", prepare)
     with pytest.raises(ConfigError, match=size) as raised:
         warm_up(run.config, run.step, run.model, run.optimizer, CPU)
-    problem = "parallel.local_batch_size: 4 is too large for the GPU's memory"
+    problem = f"parallel.local_batch_size: 4 needs {size}, which exceeds the GPU's memory; "
     assert str(raised.value).startswith(problem)
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)

@@ -155,7 +155,7 @@ def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
             is_theirs = (error.name or "").partition(".")[0] == name
             if is_theirs or any(file.startswith(within) for file in files[-3:]):
                 problem = f"Python imports {name} from {directory} ({one_line(str(error))})"
-                return f"PYTHONPATH: {problem}; unset it"
+                return f"PYTHONPATH: {problem}; unset PYTHONPATH"
         return None
     if is_out_of_memory(error):
         part = " ".join(takewhile(lambda word: not word.startswith("-"), words[:2]))

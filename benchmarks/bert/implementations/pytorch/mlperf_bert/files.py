@@ -187,7 +187,7 @@ def digest_error(where: str, remedy: str) -> DataError:
 
     `where` names the file.
     """
-    return DataError(where, "its SHA-256 differs from the one in the manifest", remedy)
+    return DataError(where, "the file's SHA-256 differs from the one in the manifest", remedy)
 
 
 def map_file(path: Path, size: int, remedy: str) -> mmap.mmap:

@@ -133,7 +133,7 @@ class _Scaler:
 def _make(
     name: str, parameters: list[nn.Parameter], constants: Constants, decay: float, **more: object
 ) -> Any:
-    remedy = "set it to 'ours', or use a container image that contains apex"
+    remedy = "set optim.implementation to 'ours', or use a container image with apex"
     try:
         fused = getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:

@@ -61,8 +61,8 @@ def _split(tensor: FlatTensor) -> list[FlatTensor]:
         return [tensor]
     numel = tensor.numel // count
     if numel % BLOCK:
-        problem = f"each of the {count} matrices of {tensor.name} has {numel:,} elements, but Muon "
-        problem += f"needs a multiple of {BLOCK:,}"
+        problem = f"each of the {count} matrices of {tensor.name} has {numel:,} elements"
+        problem += f", but Muon needs a multiple of {BLOCK:,}"
         remedy = "set model.hidden_size and model.intermediate_size to multiples of 32"
         raise ConfigError("model.hidden_size", problem, remedy)
     shape = (tensor.shape[0] // count, *tensor.shape[1:])

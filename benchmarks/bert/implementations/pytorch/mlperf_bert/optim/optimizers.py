@@ -209,7 +209,7 @@ def _kernels_for(device: torch.device) -> Kernels:
         problem = why_triton_cannot_compile()
         if problem is not None:
             problem = f"training on 'cuda' needs Triton, but {problem}"
-            raise ConfigError("run.device", problem, "install what is missing, or use 'cpu'")
+            raise ConfigError("run.device", problem, "fix this, or set run.device to 'cpu'")
         from mlperf_bert.optim import triton_kernels  # torch without CUDA comes without triton
 
         return triton_kernels

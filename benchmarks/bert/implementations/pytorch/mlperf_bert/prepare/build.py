@@ -222,7 +222,7 @@ def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> Non
     }
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
-            raise ConfigError(name, f"is {value}", f"set it to a value from {low} to {high}")
+            raise ConfigError(name, f"is {value}", f"use a value from {low} to {high}")
     if num_texts == 0:
         raise ConfigError("text", "has no file", "pass at least one text file")
     if settings.pick_eval is not None and num_texts != 1:
@@ -242,7 +242,7 @@ def shard_jobs(
     found: dict[str, Path] = {}
     for path in texts:
         if path.stem in found:
-            problem = f"has the same stem as {found[path.stem]}, but each file needs its own shard"
+            problem = f"has the same base name as {found[path.stem]}, but each text needs a shard"
             raise DataError(str(path), problem, "rename one of these files")
         found[path.stem] = path
     for path in sorted((out_dir / "shards").glob("*.hdf5")):

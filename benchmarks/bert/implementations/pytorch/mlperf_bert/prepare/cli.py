@@ -83,7 +83,7 @@ def _add_examples(parser: argparse.ArgumentParser) -> None:
     number("--seed", f"seed of every text's random stream (default: {SEED})")
     number(
         "--pick-eval",
-        "with --text: keep N examples, evenly spaced (default: all; MLPerf has 10000)",
+        "with --text: keep only N evenly spaced examples, such as MLPerf's 10000 (default: all)",
     )
     made.add_argument(
         "--split-sentences",
@@ -99,7 +99,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
     The tools add the source `--corpus` for a user's own text (`__main__.VARIANTS`).
     """
-    group = parser.add_argument_group("source, one of")
+    group = parser.add_argument_group("source (exactly one)")
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--text", type=Path, nargs="+", metavar="FILE", help="build one shard per UTF-8 text file"
@@ -191,7 +191,7 @@ def _prepare_embedded(args: argparse.Namespace) -> None:
     from mlperf_bert.prepare.corpus import prepare_embedded
 
     if args.config is None:
-        raise ConfigError("--config", "is missing", "pass the config of the run to prepare for")
+        raise ConfigError("--config", "is missing", "pass the config of the run that uses the data")
     config = load_config(args.config, args.set or [])
     settings = ShardSettings(
         max_seq_length=config.data.max_seq_length,

@@ -65,7 +65,7 @@ def prepare_embedded(out_dir: Path, vocab_size: int, settings: ShardSettings) ->
     """
     if vocab_size < MIN_VOCAB_SIZE:
         problem = f"is {vocab_size}"
-        raise ConfigError("model.vocab_size", problem, f"set it to at least {MIN_VOCAB_SIZE}")
+        raise ConfigError("model.vocab_size", problem, f"set a size of at least {MIN_VOCAB_SIZE}")
     wanted: dict[str, int | str] = {
         "vocab_size": vocab_size,
         "max_seq_length": settings.max_seq_length,

@@ -42,7 +42,7 @@ def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]
     tokens = dict.fromkeys([*SPECIAL_TOKENS, *alphabet])
     if len(tokens) > vocab_size:
         problem = f"is {vocab_size}, but there are {len(tokens)} special tokens and characters"
-        raise ConfigError("model.vocab_size", problem, f"set it to at least {len(tokens)}")
+        raise ConfigError("model.vocab_size", problem, f"set a size of at least {len(tokens)}")
     for piece in _merged_pieces(words, list(counts.values())):
         if len(tokens) == vocab_size:
             break

@@ -121,7 +121,7 @@ def verify(directory: Path, *, full: bool, workers: int, quiet: bool = False) ->
             in the report instead.
     """
     if not 1 <= workers <= 4096:
-        raise ConfigError("workers", f"is {workers}", "set it to a value from 1 to 4096")
+        raise ConfigError("workers", f"is {workers}", "use a value from 1 to 4096")
     if not directory.is_dir():
         raise DataError(str(directory), "no such directory", "pass a prepared set or its parent")
     is_pair = any((directory / name).is_dir() for name in PAIR)
@@ -179,8 +179,8 @@ def _hash_small(sets: list[_Set], report: Report) -> str:
 
 def _check_vocabularies(held_out_dir: Path, train: Manifest, held_out: Manifest) -> None:
     if held_out.vocabulary_sha256 != train.vocabulary_sha256:
-        problem = f"has the vocabulary {held_out.vocabulary_sha256}, but the training set has "
-        problem += train.vocabulary_sha256
+        problem = f"has the vocabulary {held_out.vocabulary_sha256}"
+        problem += f", but the training set has {train.vocabulary_sha256}"
         raise DataError(str(held_out_dir), problem, PAIR_REMEDY)
 
 
@@ -326,7 +326,7 @@ def check_shard_files(set_dir: Path, entry: ShardEntry) -> Sidecar:
     }
     for key, (found, wanted) in pairs.items():
         if found != wanted:
-            problem = f"is {found}, but the manifest has {wanted}"
+            problem = f"is {found}, but {wanted} in the manifest"
             raise DataError(f"{sidecar_path(path)}: {key}", problem, SHARD_REMEDY)
     check_size(path, sidecar.shard_bytes, SHARD_REMEDY)
     return sidecar

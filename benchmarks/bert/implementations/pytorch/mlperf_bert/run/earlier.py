@@ -30,8 +30,8 @@ def describe_new_run(root: Path, *, is_requeued: bool) -> str | None:
         return None
     similar = _similar_with_run(root)
     if similar is not None and not is_requeued:
-        remedy = f"did you mean {similar}? To start a new run, use --resume none (RESUME=none for "
-        remedy += "run_and_time.sh)"
+        remedy = f"did you mean {similar}? To start a new run, use --resume none"
+        remedy += " (RESUME=none for run_and_time.sh)"
         raise ConfigError(str(root), "has no run to resume", remedy)
     return f"no earlier run in {root}; starting a new one"
 

@@ -366,7 +366,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise reading_error(path, error, missing="", remedy="move it away") from None
+        raise reading_error(path, error, missing="", remedy="move this file away") from None
 
 
 def _warn(text: str) -> None:

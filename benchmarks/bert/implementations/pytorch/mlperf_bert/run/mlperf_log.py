@@ -59,7 +59,7 @@ class MlperfLog:
             try:  # The import comes first, so that a failure leaves no empty file.
                 from mlperf_logging.mllog.mllog import MLLogger
             except ImportError:
-                remedy = "install it with tools/venv.sh in the repository"
+                remedy = "install mlperf_logging with tools/venv.sh in the repository"
                 raise ConfigError("mlperf_logging", "is not installed", remedy) from None
             self._handler = _open_new(path)
             # The logger is not from logging.getLogger, so that it is private and has no parent.
@@ -274,7 +274,7 @@ def _free_text(field: Literal["submission_org", "submission_platform"], config: 
     reserved = [word for word in RESERVED_WORDS if word in text]
     if reserved or not text:
         problem = f"is {text!r}"
-        remedy = "set it to a name that is not empty and contains no reserved word of MLPerf logs "
+        remedy = "use a name that is not empty and contains no reserved word of MLPerf logs "
         remedy += f"({', '.join(RESERVED_WORDS)})"
         raise ConfigError(f"mlperf.{field}", problem, remedy)
     return text

@@ -48,11 +48,11 @@ def check_capturable(attention: AttentionChoice, device: torch.device) -> None:
             f"{attention.name!r} reads lengths on the host, which a captured step cannot do "
             f"[{attention.note}]"
         )
-        remedy = "use 'triton' or 'flash' (bf16), or set run.step_mode to 'eager'"
+        remedy = "set model.attention to 'triton' or 'flash' (bf16), or run.step_mode to 'eager'"
         raise ConfigError("model.attention", problem, remedy)
     if dist.is_initialized() and dist.get_backend() == "gloo":
         problem = "'captured' does not support ranks that share a GPU and therefore use gloo"
-        raise ConfigError("run.step_mode", problem, "use 'eager', or start one rank per GPU")
+        raise ConfigError("run.step_mode", problem, "set 'eager', or start one rank per GPU")
 
 
 def use_capturable_stream(device: torch.device) -> None:
@@ -215,7 +215,7 @@ def _too_large(
     if captured is not None:
         what, tokens, sequences = "the captured capacity", captured.tokens, captured.sequences
     size = f"{what} of {tokens:,} tokens in {sequences:,} sequences"
-    problem = f"{config.parallel.local_batch_size} is too large for the GPU's memory, with {size}"
+    problem = f"{config.parallel.local_batch_size} needs {size}, which exceeds the GPU's memory"
     remedy = "lower this setting, and raise parallel.grad_accum_steps by the same factor"
     return ConfigError("parallel.local_batch_size", problem, remedy)
 

@@ -129,7 +129,7 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
             f"must be null, not {in_brief(model['dropout'])}, because dropout would split the same "
             "text differently each time"
         )
-        raise DataError(f"{path}: model: dropout", problem, "set it to null")
+        raise DataError(f"{path}: model: dropout", problem, "set dropout to null in this file")
     tokenizer = _tokenizer(path, contents)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     vocab_size = max(ids.values(), default=-1) + 1
