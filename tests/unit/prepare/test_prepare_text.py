@@ -72,7 +72,7 @@ def test_pick_eval_takes_evenly_and_stores_the_baseline(prepare, from_text, text
     everything = Manifest.load(from_text)
     assert everything.baseline is None
     count = everything.shards[0].num_samples
-    with pytest.raises(DataError, match=f"has {count} examples, but 5000 should"):
+    with pytest.raises(DataError, match=f"gives {count} examples, but 5000 were"):
         prepare(texts[:1], pick_eval=5000)
     assert contents(tmp_path / "set").keys() == {"vocab.txt"}
     picked = prepare(texts[:1], pick_eval=7)

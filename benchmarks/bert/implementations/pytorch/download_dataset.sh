@@ -3,8 +3,8 @@
 #
 #   SOURCE=<url or directory> ./download_dataset.sh [--only PATTERN] DIR
 #
-#   SOURCE    the place of all files, as https://, http://, ftp:// or file://, or a directory. MLCommons gives
-#             the address to its members, so it is not written here.
+#   SOURCE    the URL (https://, http://, ftp:// or file://) or the directory that contains all files. MLCommons
+#             gives the address to its members, so it is not written here.
 #   --only    download only the files for eval, train or checkpoint, or those whose names match a shell pattern
 #   FILES     the table of the files [dataset_files.txt next to this script]
 #

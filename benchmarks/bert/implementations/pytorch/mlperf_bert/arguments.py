@@ -19,7 +19,7 @@ def describe(parser: argparse.ArgumentParser, description: str, *examples: str) 
     """Set the texts that `--help` prints above and below the options of a command.
 
     `description` explains in one to three sentences what the command does, reads and writes. Each
-    example is a whole command line that works.
+    example is a complete command line that works.
     """
     parser.description = description
     title = "example:" if len(examples) == 1 else "examples:"

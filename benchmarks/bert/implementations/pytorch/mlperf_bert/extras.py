@@ -133,7 +133,7 @@ def _is_on_terminal() -> bool:
 def _is_confirmed() -> bool:
     """Ask the user whether to install now. Returns False if there is no answer.
 
-    The question goes to stderr, because stdout may be a file.
+    The question is printed to stderr, because stdout may be a file.
     """
     sys.stderr.write("Install now? [y/N] ")
     sys.stderr.flush()

@@ -104,7 +104,7 @@ def reading_error(path: Path, error: OSError, *, missing: str, remedy: str) -> D
 
     The error is a DataError if the file is missing or not a regular file of the allowed size, and
     otherwise an UnreadableError. `missing` is the problem to report for a missing file. `remedy`
-    says what the user can do if the error is a DataError.
+    describes what the user can do if the error is a DataError.
     """
     if error.errno in _NOT_THERE:
         return DataError(str(path), missing, remedy)
@@ -185,7 +185,7 @@ def check_digest(path: Path, sha256: str, remedy: str) -> None:
 def digest_error(where: str, remedy: str) -> DataError:
     """Return the error for a file whose SHA-256 differs from that in the manifest.
 
-    `where` names the file.
+    `where` is the name of the file.
     """
     return DataError(where, "the file's SHA-256 differs from the one in the manifest", remedy)
 
@@ -217,9 +217,9 @@ Parsed = TypeVar("Parsed")
 def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
     """Read the file `path`, which must be a JSON object, and return that object.
 
-    `missing` is the problem to report if there is no such file. `remedy` says what the user can do
-    about any problem with the file. Raises DataError if the file is missing, too large, not a
-    regular file or not one JSON object. Raises UnreadableError if the file cannot be read.
+    `missing` is the problem to report if there is no such file. `remedy` describes what the user
+    can do about any problem with the file. Raises DataError if the file is missing, too large, not
+    a regular file or not one JSON object. Raises UnreadableError if the file cannot be read.
     """
     try:
         return parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
@@ -247,8 +247,8 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
 def parse(kind: type[Parsed], values: Mapping[str, Any], **found: Any) -> Parsed:
     """Build a dataclass instance from the values whose keys are names of its fields.
 
-    `found` has the fields that the caller has already converted. A field without a value gets its
-    default, and other keys are ignored. Raises KeyError if a field has neither a value nor a
+    `found` contains the fields that the caller has already converted. A field without a value gets
+    its default, and other keys are ignored. Raises KeyError if a field has neither a value nor a
     default.
     """
     for field in fields(kind):  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ class HeldOutBatches:
     ) -> None:
         """Allocate every `world_size`-th batch of `cut_by_tokens` for this rank.
 
-        All ranks thus get batches with similar lengths.
+        All ranks therefore get batches with similar lengths.
         """
         mine = cut_by_tokens(index, num_tokens)[rank::world_size]
         # The largest batch comes first, so that the memory it returns to the allocator is large
@@ -99,7 +99,7 @@ class HeldOutBatches:
     def static(self) -> list[UnpaddedBatch]:
         """The batches on the device, in their final shapes and at their final addresses.
 
-        They contain no samples before the call of `fill`.
+        The batches contain no samples until `fill` is called.
         """
         return [self._blank(ids).to(self._device) for ids in self._ids]
 
@@ -178,7 +178,7 @@ class Accuracy:
     def mask_only_accuracy(self) -> float:
         """Accuracy on masked tokens whose input is [MASK].
 
-        On these tokens, the model cannot be correct by copying its input.
+        On these tokens, the model cannot get a correct prediction by copying its input.
         """
         return self.correct_at_mask / max(1, self.mask_inputs)
 

@@ -1,7 +1,7 @@
 """Run the fused AdamW and LAMB of NVIDIA's apex library on the flat buffers.
 
-These adapters are tested against apex's documented interface. They have never run with apex itself,
-which needs a GPU and comes with NVIDIA's container images. LAMB uses apex's
+These adapters are tested against apex's documented interface. The adapters have never run with apex
+itself, which needs a GPU and comes with NVIDIA's container images. LAMB uses apex's
 `FusedMixedPrecisionLamb`. apex's other implementation, `FusedLAMB`, gets the learning rate and the
 step number from the host and requires the host to decide whether to skip a step.
 """

@@ -236,7 +236,7 @@ class FlatOptimizer:
     def scalar_state(self) -> dict[str, Tensor]:
         """Return the optimizer's scalars, which all weights share, by name.
 
-        They are 0-d tensors, equal on all ranks, and are not copied.
+        The scalars are 0-d tensors, are equal on all ranks, and are not copied.
         """
         return {"updates": self._updates}
 

@@ -75,8 +75,8 @@ def _split(tensor: FlatTensor) -> list[FlatTensor]:
 def update_scale(name: str, shape: Shape) -> float:
     """Return the factor that scales an orthogonalized update to AdamW's root mean square.
 
-    The factor depends on the shape of the matrix. It is 0 for a parameter that Muon does not
-    orthogonalize.
+    The factor depends on the shape of the matrix. The factor is 0 for a parameter that Muon does
+    not orthogonalize.
 
     Source: Liu et al., "Muon is Scalable for LLM Training" (arXiv 2502.16982), section 2.2.
     """
@@ -141,7 +141,7 @@ class Route:
 
 
 def plan_route(layout: FlatLayout, shard: int) -> Route:
-    """Plan which blocks `shard` sends and receives, in a layout made by `split_matrices`.
+    """Plan which blocks `shard` sends and receives, in a layout from `split_matrices`.
 
     A single shard sends its blocks to itself, which sorts them in the order of the stacks.
     """

@@ -413,7 +413,7 @@ def write_shard(
 ) -> Sidecar:
     """Write the shard `path`, then its sidecar `<path>.json`, and return the sidecar.
 
-    Both files are written under temporary names and then renamed. Equal examples give
+    Both files are written under temporary names and then renamed. Equal examples result in
     byte-identical files. Raises DataError if a file cannot be written.
     """
     # The sidecar of an earlier shard must never be next to the new file.

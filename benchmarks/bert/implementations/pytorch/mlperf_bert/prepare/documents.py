@@ -81,8 +81,8 @@ class Documents:
     """Token ids of D documents with N sentences and T tokens in total, stored end to end.
 
     No document is empty. A token needs 2 bytes, or twice as many if the vocabulary has more than
-    65,536 words. A sentence and a document need 8 bytes each. With 20 tokens per sentence, this is
-    about 2.4 bytes per token.
+    65,536 words. A sentence and a document need 8 bytes each. With 20 tokens per sentence, the
+    total is about 2.4 bytes per token.
     """
 
     tokens: NDArray[Any]  # uint16 or uint32 [T]

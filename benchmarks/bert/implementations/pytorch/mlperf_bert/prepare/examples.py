@@ -126,7 +126,7 @@ def between(stream: Stream, low: int, high: int) -> int:
     """Return a random integer like Python's `randint(low, high)`, which includes both ends.
 
     The range must have fewer than 2**32 integers. The function takes as many top bits of a random
-    word as the size of the range has. It repeats this until the result is smaller than the size.
+    word as the size of the range has. This is repeated until the result is smaller than the size.
     """
     size = high - low + 1
     shift = 32
@@ -263,7 +263,7 @@ def _add_example(
 
 @compiled
 def _shortened(work: Work, segment_a: Span, segment_b: Span) -> tuple[Span, Span]:
-    """Cut segments A and B until both together fit into `work.max_tokens` tokens.
+    """Shorten segments A and B until their sum is at most `work.max_tokens` tokens.
 
     Each step removes the first or last token of the longer segment, or of B if both are equally
     long.

@@ -54,8 +54,8 @@ def vocabulary_of_words(counts: Mapping[str, int], vocab_size: int) -> list[str]
 def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
     """Count the words in strings of text, and return the counts in alphabetical order.
 
-    The order of the text's lines therefore does not matter. `raw_counts` has the count of each
-    string between white space.
+    The order of the text's lines therefore does not matter. `raw_counts` maps each string between
+    white space to its count.
     """
     counts: Counter[str] = Counter()
     for raw, count in raw_counts.items():
@@ -68,7 +68,7 @@ def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
 class _Pairs:
     """The counts of neighboring pieces in words, from which the most frequent pair can be taken.
 
-    The object also stores which words contain each pair. It uses a heap with lazy deletion.
+    The object also stores which words contain each pair. Its heap deletes entries lazily.
     """
 
     def __init__(self, words: list[list[str]], counts: list[int]) -> None:

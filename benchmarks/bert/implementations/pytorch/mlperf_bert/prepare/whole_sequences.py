@@ -93,7 +93,7 @@ def cut(
     """Cut documents into sequences of at most `max_tokens` tokens, and return where they end.
 
     The result is int64 [sequences], in ascending order, and counts tokens over all documents. The
-    first sequence starts at token 0, and each other sequence where the one before ends.
+    first sequence starts at token 0, and each other sequence starts where the previous one ends.
     `sentence_offsets` [N + 1] are indices of tokens, and `document_offsets` [D + 1] are indices of
     sentences.
     """

@@ -7,9 +7,9 @@ object runs the eager step on these static inputs.
 
 DistributedDataParallel (DDP) runs its first step with one bucket and rebuilds its buckets
 afterwards. Kernels, allocators and communicators are also set up at first use. The warm-up
-therefore runs a few steps on synthetic batches before MLPerf's clock starts. It reads no samples,
-and step 1 then takes as long as every other step. After the warm-up, all state is restored
-bit-for-bit.
+therefore runs a few steps on synthetic batches before MLPerf's clock starts. The warm-up reads no
+samples. After it, step 1 takes as long as every other step. After the warm-up, all state is
+restored bit-for-bit.
 """
 
 from collections.abc import Callable

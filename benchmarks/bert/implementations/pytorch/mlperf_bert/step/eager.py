@@ -53,7 +53,7 @@ class EagerStep:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing, because an eager step holds no resources."""
+        """Do nothing, because an eager step has no resources to free."""
 
     def prepare(self, batch_of: MakeBatch) -> None:
         """Do nothing, because an eager step needs no capture."""

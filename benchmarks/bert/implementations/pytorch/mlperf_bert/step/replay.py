@@ -25,8 +25,8 @@ class Replay(Generic[Result]):
 
     The constructor captures the function, and each call replays the graph. A captured function must
     not synchronize the host with the device, copy from the host or use a shape that depends on
-    data. It reads its inputs at the addresses of the capture, so callers must overwrite the inputs
-    in place between calls. The next call overwrites the result.
+    data. The function reads its inputs at the addresses of the capture, so callers must overwrite
+    the inputs in place between calls. The next call overwrites the result.
     """
 
     def __init__(
