@@ -64,12 +64,11 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """
     config = load_config(args.config, args.set)
     if args.draws < 2:
-        raise ConfigError("--draws", f"is {args.draws}", "set it to at least 2")
+        raise ConfigError("--draws", f"is {args.draws}", "set --draws to at least 2")
     index = wikipedia_index() if args.data is None else SampleIndex.of_set(args.data)
     if index.max_length != config.data.max_seq_length:
-        problem = f"its sequences have at most {config.data.max_seq_length} tokens"
-        remedy = f"pass --data with such a set, because samples of {index.source} "
-        remedy += f"have up to {index.max_length}"
+        problem = f"the config's sequences have at most {config.data.max_seq_length} tokens"
+        remedy = f"pass such a set with --data, because {index.source} has {index.max_length}"
         raise ConfigError("--config", problem, remedy)
     rows: list[BalanceRow] = []
     left_out: dict[str, str] = {}
@@ -130,7 +129,7 @@ def _is_allowed(config: RunConfig, data: DataSection) -> bool:
 
 
 def as_configured(rows: Sequence[BalanceRow]) -> str:
-    """Describe the config's own policy (the first row) and the baseline (the second row)."""
+    """Return the idle time and padding of the config (row 0) and the baseline (row 1) as text."""
     return "; ".join(
         f"{row.policy_in_words}: idle {100 * row.idle_fraction:.1f}%, padding "
         f"{100 * row.capacity_waste_ladder:.1f}%"
@@ -139,9 +138,9 @@ def as_configured(rows: Sequence[BalanceRow]) -> str:
 
 
 def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow:
-    """Plan the config's first `draws` steps and measure their balance.
+    """Plan the config's first `draws` steps and return measurements of their balance.
 
-    Raises ConfigError, as `SampleIndex.planner` does.
+    Raises ConfigError for the same reasons as `SampleIndex.planner`.
     """
     data, planner = config.data, index.planner(config)
     plans = [planner.plan(step) for step in range(1, draws + 1)]

@@ -31,7 +31,7 @@ class _Part:
     `numels` maps each parameter's name to its number of elements, in the order in which the
     gradients become ready. `multiply_adds` counts the forward pass's multiply-adds per sequence.
     The backward pass needs twice as many for every matrix product, because it computes the
-    gradients of the input and of the weight. Each part's share of the work is therefore the same.
+    gradients of the input and of the weight. The shares of the work are the same in both passes.
     """
 
     numels: dict[str, int]
@@ -46,7 +46,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """
     config = load_config(args.config, args.set)
     if config.model.architecture != "bert":
-        problem = f"is {config.model.architecture!r}, whose backward pass cannot be planned"
+        problem = f"is {config.model.architecture!r}, but only 'bert' is supported"
         raise ConfigError("model.architecture", problem, "pass a config with architecture 'bert'")
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
     dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast computes fp32 gradients
@@ -80,15 +80,15 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> list[ReadyGradient]:
     """Return BERT's gradients in the order in which the backward pass completes them.
 
-    Each gradient's `ready_at` is the share of the work that is done by then. The order is that of
-    an eager backward pass without autocast. Parameters that the forward pass uses last come first.
-    A bias comes before its matrix, and a LayerNorm's weight before its bias. The word embedding,
-    which is tied to the decoder, comes last, because the forward pass starts with it.
+    `ready_at` is the share of the backward pass's work that is done when a gradient is complete.
+    The order is that of an eager backward pass without autocast. Parameters that the forward pass
+    uses last come first. A bias comes before its matrix, and a LayerNorm's weight before its bias.
+    The word embedding, tied to the decoder, comes last, because the forward pass starts with it.
 
-    Work is counted in multiply-adds of matrix products and attention, for sequences of
-    `num_tokens` tokens (S) with `num_masked` masked positions (P). The memory-bound parts
-    (embedding tables, LayerNorm, GELU, softmax, dropout) are not counted. The gradients of one
-    module are assumed to be ready together when its backward pass ends.
+    Work is counted in multiply-adds of matrix products and attention, for sequences of `num_tokens`
+    tokens (S) with `num_masked` masked positions (P). The memory-bound parts (embedding tables,
+    LayerNorm, GELU, softmax, dropout) are not counted. The gradients of one module are assumed to
+    be ready together when its backward pass ends.
     """
     parts = list(_backward(model, num_tokens, num_masked))
     done = list(accumulate(part.multiply_adds for part in parts))
@@ -100,7 +100,7 @@ def backward_order(model: ModelSection, num_tokens: int, num_masked: int) -> lis
 
 
 def _backward(model: ModelSection, num_tokens: int, num_masked: int) -> Iterator[_Part]:
-    """Yield the parts of the backward pass (heads, layers, embeddings), model/bert.py reversed."""
+    """Yield the parts of the backward pass, in the reverse order of the forward pass."""
     hidden, vocabulary = model.hidden_size, model.padded_vocab_size
     has_pairs = model.objective == "mlm_nsp"
     if has_pairs:
@@ -145,13 +145,13 @@ def _layer(name: str, model: ModelSection, num_tokens: int, rows: int) -> Iterat
 
 
 def _linear(name: str, inputs: int, outputs: int, rows: int) -> _Part:
-    """Return the part for a linear layer that is applied to `rows` rows of a sequence."""
+    """Return the part of the backward pass for a linear layer that is applied to `rows` tokens."""
     numels = {f"{name}.bias": outputs, f"{name}.weight": outputs * inputs}
     return _Part(numels, rows * inputs * outputs)
 
 
 def _layer_norm(owner: str, size: int) -> _Part:
-    """Return the part for the LayerNorm of the module `owner`, whose work is not counted."""
+    """Return the part for the LayerNorm in the module `owner`, with 0 multiply-adds."""
     return _Part({f"{owner}.LayerNorm.weight": size, f"{owner}.LayerNorm.bias": size})
 
 

@@ -13,7 +13,7 @@ from mlperf_bert.config.files import add_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one sub-command to `plan` for each question."""
+    """Add one sub-command to the parser of `plan` for each question that it answers."""
     parser.description = "Predict properties of a run before it starts. Nothing is trained."
     questions = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, add, text, description, example in _QUESTIONS:
@@ -39,24 +39,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _balance(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    text = "number of steps to plan for each row of the table"
+    text = "number of steps to plan for each combination of sampler and balance policy"
     parser.add_argument("--draws", type=int, default=60, metavar="N", help=text)
-    text = "a prepared set, or its parent (default: Wikipedia's lengths, up to 512 tokens)"
+    text = "prepared set, or its parent, whose sample lengths are used (default: Wikipedia's)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=text)
 
 
 def _suggest(parser: argparse.ArgumentParser) -> None:
     text = "number of machines"
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help=text)
-    text = "number of GPUs, and ranks, per machine"
+    text = "number of GPUs per machine, each of which gets one rank"
     parser.add_argument("--gpus-per-node", type=int, required=True, metavar="N", help=text)
-    text = "type of the GPUs"
+    text = "type of the GPUs that the config is for"
     parser.add_argument("--accelerator", choices=ACCELERATORS, default="a100", help=text)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE.toml",
-        help="new file for the config (default: in runs/, named after the size)",
+        help="new file for the config (default: a file in runs/ named after the job's size)",
     )
 
 
@@ -66,8 +66,8 @@ def _law(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="DIR",
-        help="MLPerf logs, result_<n>.txt, in one directory per system (default: the published "
-        "results of MLPerf BERT, v0.7 to v5.0)",
+        help="directory of MLPerf logs, result_<n>.txt, with a subdirectory per system (default: "
+        "use the published results of MLPerf BERT, v0.7 to v5.0)",
     )
     parser.add_argument(
         "--filter", action="append", default=[], metavar="KEY=VALUE", help=FILTER_HELP
@@ -76,9 +76,9 @@ def _law(parser: argparse.ArgumentParser) -> None:
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    text = "type of the GPUs (default: from the config's name, otherwise a100)"
+    text = "type of the GPUs to simulate (default: the type in the config's name, otherwise a100)"
     parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)
-    text = "bandwidth out of a machine in one direction (default: that of the usual machine)"
+    text = "network bandwidth of a machine in one direction (default: that of a usual machine)"
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
 
 

@@ -65,12 +65,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Return the entry's name, as tables and messages show it."""
+        """Return the round, submitter and system, which tables and messages show as a name."""
         return " ".join(filter(None, (self.round, self.submitter, self.system)))
 
 
 def published_entries() -> list[Entry]:
-    """Return the shipped table of 348 published MLPerf Training BERT results, v0.7 to v5.0."""
+    """Return the 348 published results of MLPerf Training BERT, v0.7 to v5.0."""
     text = resources.files(__package__).joinpath("published_results.csv").read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return [_published(row) for row in csv.DictReader(lines)]
@@ -122,7 +122,7 @@ def _test(condition: str) -> Callable[[Entry], bool]:
     """
     match = _CONDITION.fullmatch(condition)
     if match is None or match[1] not in KEYS:
-        remedy = f"write a condition such as accelerator~A100, with one of {', '.join(KEYS)}"
+        remedy = f"write for example accelerator~A100, with one of the keys {', '.join(KEYS)}"
         raise ConfigError("--filter", f"cannot read {condition!r}", remedy)
     key, sign, wanted = match.groups()
     text, limit = wanted.casefold(), _number(wanted)
@@ -165,8 +165,8 @@ def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
         if path.parent.name == _BENCHMARK or not in_layout:
             systems.setdefault(path.parent, []).append(path)
     if not systems:
-        remedy = "pass a directory that has results/<system>/bert/result_<n>.txt"
-        raise DataError(str(root), "has no MLPerf log of bert", remedy)
+        remedy = "pass a directory that contains results/<system>/bert/result_<n>.txt"
+        raise DataError(str(root), "contains no MLPerf log of the benchmark bert", remedy)
     entries: list[Entry] = []
     skipped: list[DataError] = []
     for directory, paths in systems.items():
@@ -188,7 +188,7 @@ def _read_log(path: Path) -> RunLog:
     log = read_foreign_log(path, str(path))
     benchmark = log.last_text("submission_benchmark") or _BENCHMARK
     if _BENCHMARK not in benchmark.casefold():
-        raise DataError(log.name, f"the benchmark is {benchmark!r}", "pass logs of bert")
+        raise DataError(log.name, f"the benchmark is {benchmark!r}", "pass MLPerf logs of bert")
     start, stop = log.named("run_start"), log.named("run_stop")
     if not start or not stop or stop[-1].time_ms <= start[-1].time_ms:
         problem = "the run did not end"
@@ -207,8 +207,8 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
     stated = (log.last_number("number_of_ranks") for log in logs)
     ranks = {each for each in stated if each is not None}
     if len(ranks) > 1:
-        problem = f"has runs on {' and '.join(f'{each:.0f}' for each in sorted(ranks))} ranks"
-        raise DataError(str(directory), problem, "move each system into its own directory")
+        problem = f"contains runs of {' and '.join(f'{each:.0f}' for each in sorted(ranks))} ranks"
+        raise DataError(str(directory), problem, "put each system in its own directory")
     minutes = [math.inf] * unreadable  # a failed run counts as infinitely slow
     samples, rates = [], []
     for log in logs:
@@ -219,8 +219,8 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
         minutes.append((stop.time_ms - start.time_ms) / 60_000)
         trained_on = log.last_number("train_samples") or _evaluated_samples(log)
         if trained_on is not None and trained_on > _MAX_SAMPLES:
-            problem = f"claims more than {_MAX_SAMPLES:,} samples"
-            raise DataError(log.name, problem, "use the log as the run wrote it")
+            problem = f"reports more than {_MAX_SAMPLES:,} training samples"
+            raise DataError(log.name, problem, "pass the log as the run wrote it")
         if trained_on is not None:
             samples.append(trained_on)
             rates.append(trained_on / (60 * minutes[-1]))
@@ -228,7 +228,7 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
     max_failed = 1 if len(minutes) >= _MIN_RUNS_FOR_MEAN else 0
     if failed > max_failed:
         problem = f"{failed} of {len(minutes)} runs failed or cannot be read"
-        remedy = f"add successful runs, because a score allows at most {max_failed} failed"
+        remedy = f"add successful runs, because at most {max_failed} of a system's runs may fail"
         raise DataError(str(directory), problem, remedy)
     log, description = logs[0], _description(directory)
     batch = log.last_number("global_batch_size")
@@ -273,13 +273,13 @@ def _description(directory: Path) -> Mapping[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         problem = f"is not a system description ({error})"
-        raise DataError(str(path), problem, "fix or remove it") from None
+        raise DataError(str(path), problem, "fix or remove the file") from None
 
 
 def _accelerators(directory: Path, log: RunLog, description: Mapping[str, Any]) -> int:
-    """Return a system's number of accelerators.
+    """Return a system's number of accelerators. Raises DataError if it is not known.
 
-    This is the log's number of ranks if it is recorded, otherwise the number in the description.
+    It is the log's number of ranks if recorded, otherwise the number in the description.
     """
     ranks = log.last_number("number_of_ranks")
     if ranks is not None:
@@ -290,6 +290,6 @@ def _accelerators(directory: Path, log: RunLog, description: Mapping[str, Any]) 
     except (TypeError, ValueError):
         nodes = each = 0
     if nodes < 1 or each < 1:
-        remedy = "put results/<system>/bert/ next to systems/<system>.json, which has the number"
+        remedy = "add the file systems/<system>.json with the number, next to results/"
         raise DataError(str(directory), "the number of accelerators is not known", remedy)
     return nodes * each

@@ -81,12 +81,12 @@ def fit_law(entries: Sequence[Entry]) -> ScalingLaw:
     """
     time = _fit([(entry.accelerators, entry.time_min) for entry in entries])
     if time is None:
-        problem = "no entry is left to fit"
+        problem = "there is no entry with a time and a number of accelerators"
         if len(entries) == 1:
-            problem = f"a single entry, {entries[0].name!r}, is not enough for a law"
+            problem = f"a single entry, {entries[0].name!r}, is not enough to fit a law"
         elif entries:
             problem = f"all {len(entries)} entries have {entries[0].accelerators:,} accelerators"
-        remedy = "pass entries of at least two sizes, or remove a filter"
+        remedy = "pass entries with different numbers of accelerators, or remove a --filter"
         raise ConfigError("plan law", problem, remedy)
     return ScalingLaw(
         entries=tuple(entries),
@@ -109,8 +109,8 @@ def _fit(points: Sequence[tuple[int | None, float | None]]) -> PowerLaw | None:
     sizes, values = np.log(np.array(known)).T
     line = linregress(sizes, values)
     if abs(line.slope) > _MAX_EXPONENT:
-        problem = f"the law of {len(known)} entries would be p^{line.slope:.3g}"
-        raise ConfigError("plan law", problem, "pass entries whose sizes differ more")
+        problem = f"the exponent of {len(known)} entries is {line.slope:.3g}, which is too large"
+        raise ConfigError("plan law", problem, "pass entries of more different sizes")
     degrees = len(known) - 2
     return PowerLaw(
         coefficient=math.exp(line.intercept),
@@ -129,7 +129,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     everything, skipped = published_entries(), list[DataError]()
     if args.directory is not None:
         if not os.path.isdir(args.directory):
-            remedy = "pass a directory with MLPerf logs, or none for the published results"
+            remedy = "pass a directory with MLPerf logs, or no directory to use published results"
             raise DataError(str(args.directory), "no such directory", remedy)
         everything, skipped = read_results(args.directory)
     entries = chosen(everything, args.filter)
@@ -158,7 +158,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
 
 
 def _part(name: str, part: PowerLaw | None, coefficient: str = "coefficient") -> dict[str, Any]:
-    """Return the facts about one law for `--json`. Each key begins with `name`."""
+    """Return the values of one law for `--json`, with keys that begin with `name`."""
     low, high = (part and part.interval) or (None, None)
     return {
         f"{name}exponent": part and part.exponent,
@@ -197,7 +197,7 @@ def in_words(
 
 
 def law_in_words(law: PowerLaw, unit: str = "minutes") -> str:
-    """Format a law, for example `59.72 minutes * p^-0.701`."""
+    """Format a law as text, for example `59.72 minutes * p^-0.701`."""
     number = law.coefficient
     shown = f"{number:,.0f}" if 1000 <= number < 1e12 else f"{number:.4g}"
     return f"{shown} {unit} * p^{law.exponent:.4g}"

@@ -1,4 +1,4 @@
-"""Chooses a global batch, its hyper-parameters and the number of samples that they need.
+"""Chooses a global batch and hyper-parameters, and estimates the number of samples to target.
 
 The sets of hyper-parameters are those of MLPerf Training BERT, closed division
 (`published_sets.csv`). docs/reference/hyperparameters.md explains how values between the sets are
@@ -48,8 +48,8 @@ Basis = Literal["published", "extrapolated"]
 def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:
     """Read the rows of a CSV file in this package as instances of the dataclass `kind`.
 
-    The fields of `kind` name the columns. Their types are int, float or str. If `chosen` has a
-    column and its value, only rows with this value are returned.
+    The fields of `kind` are the column names. Their types are int, float or str. If `chosen` maps a
+    column to a value, only rows with this value are returned.
     """
     text = resources.files("bert_tools.plan").joinpath(file).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -80,7 +80,7 @@ def rounded(value: float, digits: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LambRecipe:
-    """One set of hyper-parameters for LAMB with epsilon 1e-6, linear decay to 0 and norm limit 1.
+    """Hyper-parameters for LAMB with epsilon 1e-6, linear decay to 0 and clipping to norm 1.
 
     The fields have the names of settings in the config's sections `optim` and `schedule`.
     """
@@ -97,16 +97,16 @@ class LambRecipe:
 
     @property
     def form(self) -> Literal["continuous", "published"]:
-        """Return the form of the learning-rate schedule.
+        """Return the setting `schedule.form`, which describes the learning-rate schedule.
 
-        Sets with a warm-up were tuned with the published form, which has a jump.
+        Sets with a warm-up were tuned with the form `published`, in which the rate jumps.
         """
         return "published" if self.warmup_steps else "continuous"
 
 
 @cache
 def knots() -> tuple[LambRecipe, ...]:
-    """Return the published sets that interpolation starts from, sorted by batch."""
+    """Return the published sets of hyper-parameters that are interpolated, sorted by batch."""
     return shipped_rows("published_sets.csv", LambRecipe)
 
 
@@ -119,8 +119,8 @@ def lamb_recipe(global_batch_size: int) -> LambRecipe:
     if not 1 <= global_batch_size <= CLOSED_MOST_BATCH:
         raise ConfigError(
             "global batch",
-            f"{global_batch_size:,} is outside the range of the published sets",
-            f"use a batch from 1 to {CLOSED_MOST_BATCH:,}",
+            f"{global_batch_size:,} is outside the range of published hyper-parameters",
+            f"use a batch of 1 to {CLOSED_MOST_BATCH:,} sequences",
         )
     if global_batch_size < knots()[0].global_batch_size:
         return _below(knots()[0], global_batch_size)
@@ -133,7 +133,7 @@ def lamb_recipe(global_batch_size: int) -> LambRecipe:
 
 
 def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
-    """Extrapolate the smallest set to a smaller batch.
+    """Extrapolate the hyper-parameters of the smallest batch to an even smaller batch.
 
     The number of samples stays the same, and the learning rate is proportional to sqrt(batch).
     """
@@ -148,7 +148,7 @@ def _below(smallest: LambRecipe, batch: int) -> LambRecipe:
 
 
 def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
-    """Interpolate between two sets, linearly over the logarithm of the batch.
+    """Interpolate between two sets of hyper-parameters, linearly in the logarithm of the batch.
 
     The interpolated quantities are the logarithms of rates and steps, the logarithm of 1 - beta,
     and the warm-up's share of the schedule's steps.
@@ -159,11 +159,11 @@ def _between(low: LambRecipe, high: LambRecipe, batch: int) -> LambRecipe:
         return a if a == b else rounded(geometric(a, b, share), _DIGITS)
 
     def below_one(a: float, b: float) -> float:
-        """Interpolate two values by the logarithm of 1 - value."""
+        """Interpolate between two values, linearly in the logarithm of 1 - value."""
         return round(1 - geometric(1 - a, 1 - b, share), _BETA_DECIMALS)
 
     def of_steps(a: int, b: int) -> int:
-        """Interpolate a number of steps linearly as a share of the whole schedule."""
+        """Interpolate a number of steps linearly, as a share of the schedule's steps."""
         at_low, at_high = a / low.decay_steps, b / high.decay_steps
         return round(decay_steps * (at_low + share * (at_high - at_low)))
 
@@ -199,13 +199,13 @@ class Estimate:
 
     @property
     def in_words(self) -> str:
-        """Describe the basis and the source of the estimate."""
+        """Return the basis and the source of the estimate as one text."""
         return f"{self.basis}: {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesPoint:
-    """A recipe's samples to target at one batch, computed from published MLPerf entries.
+    """The samples to target of a recipe with one global batch, from published MLPerf entries.
 
     `entries` is the number of these entries.
     """
@@ -220,7 +220,7 @@ class SamplesPoint:
 
 @cache
 def samples_points(recipe: Recipe) -> tuple[SamplesPoint, ...]:
-    """Return the published points of a recipe, sorted by batch."""
+    """Return a recipe's published numbers of samples to target, sorted by batch."""
     if recipe == "open_hypothesis":
         return samples_points("open_adamw") + samples_points("open_adam")[:1]
     return shipped_rows("samples_points.csv", SamplesPoint, recipe=recipe)
@@ -302,7 +302,7 @@ _MAX_ON_ONE_GPU = {"h200": 448}
 
 @dataclass(frozen=True, slots=True)
 class _BatchSize:
-    """A row of `batch_sizes.csv`: a global batch and its number of accelerators."""
+    """A row of `batch_sizes.csv`: a global batch and the number of accelerators that used it."""
 
     accelerators: int
     global_batch_size: int
@@ -318,7 +318,7 @@ def choose_batch(ranks: int, accelerator: Accelerator) -> tuple[int, int]:
     """
     if ranks > CLOSED_MOST_BATCH:
         problem = (
-            f"makes {ranks:,} ranks, but the largest batch has {CLOSED_MOST_BATCH:,} sequences"
+            f"results in {ranks:,} ranks, but a batch has at most {CLOSED_MOST_BATCH:,} sequences"
         )
         raise ConfigError("--nodes", problem, f"use at most {CLOSED_MOST_BATCH:,} ranks")
     sizes = shipped_rows("batch_sizes.csv", _BatchSize, accelerator=accelerator)

@@ -77,7 +77,7 @@ class SampleIndex:
 
     @property
     def max_length(self) -> int:
-        """Return the number of tokens of the longest sample that the index allows."""
+        """Return the maximum length of a sample in this index, in tokens."""
         return len(self.length_histogram) - 1
 
     @property
@@ -96,8 +96,8 @@ class SampleIndex:
         batch = parallel.global_batch_size
         if batch > len(self.lengths):
             samples = f"{len(self.lengths):,} samples of {self.source}"
-            problem = f"makes a global batch of {batch:,}, but there are only {samples}"
-            remedy = "lower it or the number of ranks"
+            problem = f"results in a global batch of {batch:,}, but there are only {samples}"
+            remedy = "lower local_batch_size or the number of ranks"
             raise ConfigError("parallel.local_batch_size", problem, remedy)
         return StepPlanner(
             make_sampler(
@@ -117,7 +117,7 @@ class SampleIndex:
     def exchanged_bytes(self, config: RunConfig, plan: StepPlan) -> int:
         """Return the number of bytes that a rank receives from other ranks in a step.
 
-        Only real tokens are counted, and only the first group of ranks that exchange samples.
+        The count includes only real tokens and only the first group of ranks that exchange samples.
         """
         parallel = config.parallel
         groups = {"exchange_global": parallel.world_size, "exchange_local": parallel.ranks_per_node}

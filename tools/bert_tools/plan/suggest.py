@@ -47,7 +47,7 @@ class Suggestion:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps that the estimated samples to target need."""
+        """Return the number of steps that train on the estimated samples to target."""
         return math.ceil(self.samples.samples / self.config.parallel.global_batch_size)
 
     @property
@@ -79,7 +79,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     found = suggest(args.nodes, args.gpus_per_node, args.accelerator)
     path = args.out or Path("runs") / found.name
     if os.path.lexists(path):
-        raise ConfigError("--out", f"{path} exists", "pass a new file, or remove the existing one")
+        raise ConfigError("--out", f"{path} exists", "pass a new file, or remove the existing file")
     check_file_name(path, found.config.parallel)
     if args.out is None:
         make_directory(path.parent)
@@ -113,7 +113,7 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
     """
     for option, value in (("--nodes", nodes), ("--gpus-per-node", gpus)):
         if value < 1:
-            raise ConfigError(option, f"is {value}", "set it to at least 1")
+            raise ConfigError(option, f"is {value}", f"set {option} to at least 1")
     ranks = nodes * gpus
     local_batch_size, micro_batches = choose_batch(ranks, accelerator)
     batch = ranks * local_batch_size * micro_batches
@@ -162,7 +162,7 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
 
 
 def to_toml(suggestion: Suggestion) -> str:
-    """Format the config file: comments about the sources of its values, then the settings."""
+    """Return the text of the config file, with comments about the sources of its values."""
     lines = [
         f"# Not run. Written by `mlperf_bert plan suggest` for {suggestion.accelerator.upper()}.",
         f"# Hyper-parameters: {suggestion.source}.",

@@ -45,7 +45,7 @@ _STOP_BEFORE_A_SPACE = re.compile("[.!?…]+[\"'”’»)\\]]*\\s+")  # noqa: RU
 def documents_of(path: Path) -> Iterator[str]:
     """Yield the documents of a file of cleaned text.
 
-    A document is one string, in which each sentence ends with a line end.
+    A document is one string, in which each sentence ends with a line feed.
     """
     with path.open(encoding="utf-8", newline="\n") as file:
         for is_between, lines in groupby(file, key=lambda line: line == "\n"):
@@ -57,7 +57,7 @@ def clean_document(paragraphs: list[str]) -> tuple[list[str], dict[Reason, int]]
     """Clean a document and split it into sentences.
 
     Returns the sentences, and the number of characters that were left out for each reason. If the
-    whole document is left out, there are no sentences and one reason.
+    whole document is left out, the result has no sentences and a single reason.
     """
     num_chars = sum(map(len, paragraphs))
     unreadable = sum(paragraph.count("\ufffd") for paragraph in paragraphs)
@@ -91,7 +91,7 @@ def _is_mark(char: str) -> bool:
 
 
 def clean_paragraph(text: str) -> str:
-    """Join the lines of a paragraph and remove characters that carry no meaning."""
+    """Return a paragraph as one line, without characters that carry no meaning."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return " ".join(_UNWANTED.sub("", text).split())
@@ -105,7 +105,7 @@ def any_sentences(text: str) -> Iterator[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Split the text at those ends of sentences that `split_sentences` does not recognize."""
+    """Split a text at the sentence ends that `split_sentences` does not recognize."""
     if text.isascii():
         yield text
         return

@@ -3,9 +3,9 @@
     choose a model -> prepare -> train -> measure -> export, with a model card
 
 Initial weights in Hugging Face's format are converted once, before these steps. To resume an
-interrupted call, the user repeats the same command. If the call had already finished, the command
-says so and does nothing. On several nodes, SLURM or mpiexec starts the ranks, so the user runs the
-steps one at a time (`--only`).
+interrupted command, the user repeats it. If the command had already finished, it prints this and
+does nothing. On several nodes, SLURM or mpiexec starts the ranks, so the user runs the steps one at
+a time (`--only`).
 """
 
 import argparse
@@ -84,9 +84,9 @@ _RANK_BATCH = {"parallel.local_batch_size", "parallel.grad_accum_steps"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A plan of a training: the config file, the settings chosen on top of it, and the result.
+    """The config of a training run, and the config file and chosen settings that it results from.
 
-    `config` results from the config file, the chosen settings and the user's own settings.
+    The config also includes the user's own settings.
     """
 
     config_path: Path
@@ -95,7 +95,7 @@ class Plan:
     num_gpus: int
 
     def in_words(self) -> str:
-        """Describe the chosen model in one line."""
+        """Return one line that describes the chosen model."""
         model, ranks = self.config.model, self.config.parallel.world_size
         where = {0: "the CPU", 1: "1 GPU"}.get(self.num_gpus, f"{self.num_gpus} GPUs")
         return (
@@ -107,21 +107,21 @@ class Plan:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `pretrain`."""
+    """Add the options of `pretrain` to its parser."""
     describe(
         parser,
         "Train an encoder on your own text, measure it, and export it for Hugging Face "
-        "transformers. It chooses the model's size from the text and the machine, and writes data, "
-        "run and model below --out. The same command resumes an interrupted one.",
+        "transformers. The command fits the model's size to the text and the machine, and writes "
+        "data, run and model to --out. If it is interrupted, the same command resumes it.",
         "mlperf_bert pretrain my_text --out my_model",
     )
     text = "a text file, or a directory of text files"
     parser.add_argument("text", type=Path, metavar="TEXT", help=text)
-    text = "directory for data/, run/ and exported/"
+    text = "directory to write the data, the run and the exported model to"
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
     model = parser.add_argument_group("the model")
-    text = "TOML file, or the name of a shipped config (default: pretrain_gpu if there is a GPU, "
-    add_config(model, text + "otherwise pretrain_cpu)", required=False)
+    text = "TOML file, or shipped config (default: pretrain_gpu, or pretrain_cpu without a GPU)"
+    add_config(model, text, required=False)
     text = "architecture of the encoder (default: bert)"
     model.add_argument("--architecture", choices=("bert", "modern"), help=text)
     add_init_checkpoint(model)
@@ -129,26 +129,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps = parser.add_argument_group("one step at a time")
     text = "directory for the prepared data (default: OUT/data)"
     steps.add_argument("--data", type=Path, metavar="DIR", help=text)
-    text = "do one step only: choose the model, prepare the data, or finish (measure and export)"
+    text = "run only one step: choose the model, prepare the data, or finish (measure and export)"
     steps.add_argument("--only", choices=("choose", "prepare", "finish"), help=text)
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the vocabulary and for how the text is read."""
     read = parser.add_argument_group("how the text is read")
-    text = "vocab.txt or tokenizer.json to use (default: make a vocabulary from the text)"
+    text = "vocab.txt or tokenizer.json to use (default: build a vocabulary from the text)"
     read.add_argument("--vocab", type=Path, metavar="FILE", help=text)
     read.add_argument(
         "--documents",
         choices=("file", "empty-line"),
-        help="where a document of plain text ends (default: file for 32 files or more, otherwise "
-        "empty-line)",
+        help="what ends a document of plain text: the end of the file, or an empty line (default: "
+        "file for 32 files or more, otherwise empty-line)",
     )
-    text = "also read plain text with this ending, such as .py, or . for none, can be repeated"
+    text = (
+        "also read files with this ending as plain text, such as .py (. for none). Can be repeated"
+    )
     read.add_argument(
         "--also", action="append", default=[], type=ending, metavar=".ENDING", help=text
     )
-    text = "field with the text in JSON lines and Parquet (default: text)"
+    text = "field of JSON lines or column of Parquet that contains the text (default: text)"
     read.add_argument("--text-field", metavar="NAME", help=text)
 
 
@@ -163,17 +165,17 @@ def ending(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the remaining steps. Return 0, or the exit status of a training that made no model."""
+    """Run the remaining steps. Return 0, or the exit status of a training without a model."""
     if not args.text.exists():
         problem = f"there is no file or directory '{args.text}'"
-        raise ConfigError("TEXT", problem, "pass a directory or a file of text")
+        raise ConfigError("TEXT", problem, "pass a text file, or a directory of text files")
     if args.only:
         return _only(args)
     args.data = args.data or args.out / DATA
     card = args.out / EXPORTED / CARD
     if card.exists():
         again = shlex.join(["--out", "NEW", "--data", str(args.data)])
-        print(f"already finished: see {card}; to train another model, use {again}")
+        print(f"already finished: see {card}. To train another model, use {again}")
         return 0
     try:
         return _text_to_model(args)
@@ -190,7 +192,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
     from mlperf_bert.run.lock import RunLock
 
     if read_rank_info().world_size > 1:
-        remedy = "start it once, because it starts its own ranks"
+        remedy = "start the command once, because it starts its own ranks"
         raise ConfigError("pretrain", "was started once per rank", remedy)
     check_packages(args.text, args.vocab, args.also)
     print(f"pretrain: reading {args.text}", flush=True)
@@ -224,7 +226,7 @@ def _text_to_model(args: argparse.Namespace) -> int:
 
 
 def _only(args: argparse.Namespace) -> int:
-    """Do the single step that `--only` names (never training) and return the exit status."""
+    """Run only the step in `--only`, which is never the training, and return the exit status."""
     if args.only == "finish":
         return _finish(args.out, args.data, args.out / EXPORTED)  # --out is the folder of a run
     plan = _choose(args)
@@ -244,8 +246,9 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
     """Return the initial weights as a checkpoint, converted from Hugging Face's format if needed.
 
     The result is `converted` if `given` is in Hugging Face's format, otherwise `given`. Weights are
-    converted only once, so a resumed call needs only `converted`. If the weights have no masked-LM
-    head, the head is randomly initialized. Raises CheckpointError, ConfigError or DataError.
+    converted only once, so a resumed command reads only `converted`. If the weights have no
+    masked-LM head, the head is randomly initialized. Raises CheckpointError, ConfigError or
+    DataError.
     """
     from bert_tools.huggingface.conversion import (
         HEAD,
@@ -266,7 +269,7 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
     origin = {"format": "huggingface", **source.origin}
     if converted.exists():
         if not origin.items() <= read_manifest(converted).origin.items():
-            problem = f"was converted from other weights than {given}"
+            problem = f"was converted from weights other than {given}"
             raise ConfigError(str(converted), problem, "pass another --out")
         return converted
     plan = plan_conversion(source, None, "draw")
@@ -279,8 +282,8 @@ def _as_checkpoint(given: Path, converted: Path) -> Path:
 def _choose(args: argparse.Namespace) -> Plan:
     """Choose the config, and the settings that fit the text and the machine.
 
-    The user's own settings take precedence. The choice depends on the text only by its raw size,
-    so the scripts of all ranks make the same choice.
+    The user's own settings take precedence. The raw size is the only property of the text that
+    matters, so the scripts of all ranks make the same choice.
     """
     import torch
 
@@ -298,14 +301,14 @@ def _choose(args: argparse.Namespace) -> Plan:
         return tuple(f"{name}={value}" for name, value in settings.items() if name not in own)
 
     def config_with(more: dict[str, Any]) -> RunConfig:
-        """Add to the chosen settings and return the config that results from all settings."""
+        """Add `more` to the chosen settings and return the config that results from all of them."""
         settings.update(more)
         return load_config(path, [*chosen(), *args.set], args.init_checkpoint)
 
     if args.architecture and (args.config or args.init_checkpoint):
         given = "--config" if args.config else "--init-checkpoint"
         problem = f"cannot be combined with {given}, which sets the architecture"
-        raise ConfigError("--architecture", problem, "leave it out")
+        raise ConfigError("--architecture", problem, "remove --architecture")
     if args.architecture == "modern":
         settings |= MODERN[path.stem]
     file = load_config(path, [f"{name}={value}" for name, value in settings.items()])
@@ -382,7 +385,7 @@ def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -
 
 
 def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
-    """Return the fraction `share` of the steps that read `num_bytes`, limited by the config."""
+    """Return the fraction `share` of the steps that read `num_bytes`, limited by `decay_steps`."""
     bytes_per_step = (
         BYTES_PER_TOKEN * config.parallel.global_batch_size * config.data.max_seq_length
     )
@@ -424,9 +427,9 @@ def _request(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
 
 
 def _expected(plan: Plan) -> str:
-    """Describe the expected training time in one line.
+    """Return one line with the expected training time, without the optimizer's updates.
 
-    The estimate assumes full sequences and does not include the optimizer's updates.
+    The estimate assumes full sequences.
     """
     config = plan.config
     sequences = config.max_steps * config.parallel.global_batch_size
@@ -444,7 +447,7 @@ def _expected(plan: Plan) -> str:
 
 
 def _micro_batch_seconds(config: RunConfig) -> float:
-    """Measure the fastest forward and backward pass of a rank on its CPU cores, in seconds."""
+    """Return a rank's shortest time of a forward and backward pass on the CPU, in seconds."""
     import torch
 
     from mlperf_bert.distributed.launch import RankInfo, set_cpu_threads
@@ -483,8 +486,8 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     checkpoints = run_dir / "checkpoints"
     outcome, target = read_outcome(run_dir / "outcome.json"), read_config(checkpoints).eval.target
     if target is None and outcome.status != "success":
-        remedy = "start again with another --out and a lower --set optim.learning_rate"
-        say(f"training diverged, so no model is exported; {remedy}")
+        remedy = "start again with another --out and --set a lower optim.learning_rate"
+        say(f"training diverged, so no model is exported. To fix this, {remedy}")
         return TARGET_MISSED
     with ProgressLines().never_silent(lambda: "measuring and exporting the model") as shown:
         facts = _measure(run_dir, data, shown)
@@ -493,7 +496,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
         export_huggingface(checkpoints, exported)
     if facts.example:
         print(f"example: {facts.example}")
-    print(f"exported to {exported}, where transformers can load it; read {exported / CARD}")
+    print(f"exported the model for transformers to {exported}. See {exported / CARD}")
     print(f"pretrain: {facts.accuracy_in_words()}")
     return 0
 
@@ -501,7 +504,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
 def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     """Measure the held-out accuracy before and after training, and return facts for the model card.
 
-    The other facts are an example of predicted words, and counts of the text.
+    The facts also include an example of predicted words, and counts of the text.
     """
     from bert_tools.huggingface.export import Facts
     from mlperf_bert.checkpoint.load import load_weights
@@ -574,7 +577,7 @@ def _text_facts(data: Path) -> dict[str, int]:
 
 
 def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str | None:
-    """Describe a held-out sentence with one masked word, and the predictions for this word."""
+    """Return a text with a held-out sentence, its masked word and predictions for this word."""
     from bert_tools.huggingface.fill import fill
     from bert_tools.huggingface.tokenizer import MASK, vocabulary_of
     from mlperf_bert.checkpoint.manifest import read_manifest, resolve

@@ -1,4 +1,4 @@
-"""Defines `prepare --corpus`, which prepares a corpus with sizes that are given as options.
+"""Defines `prepare --corpus`, which prepares a corpus with sizes that its options specify.
 
 `pretrain` prepares a corpus with the sizes of a config, and then trains.
 """
@@ -17,7 +17,7 @@ VOCAB_SIZE = 30_522
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `prepare --corpus`."""
+    """Add the options of `prepare --corpus` to its parser."""
     describe(
         parser,
         "Turn your own text into a prepared set that `train` reads, with a vocabulary and held-out "
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "a text file, or a directory of text files"
     parser.add_argument("--corpus", type=Path, metavar="TEXT", required=True, help=text)
-    text = "directory for train/, eval/ and vocab.txt"
+    text = "directory to write train/, eval/ and vocab.txt to"
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
     add_text_options(parser)
     made = parser.add_argument_group("the examples")
@@ -38,13 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--segments",
         choices=("pair", "single"),
         default="pair",
-        help="make examples of two segments (pair) for next-sentence prediction, or of one segment "
-        "(single) for masked words only",
+        help="generate examples of two segments (pair) to predict masked words and the next "
+        "sentence, or of one segment (single) to predict only masked words",
     )
-    number("--vocab-size", None, f"size of the vocabulary that is made (default: {VOCAB_SIZE:,})")
-    number("--max-seq-length", MAX_SEQ_LENGTH, "most tokens in an example")
-    number("--max-predictions", MAX_PREDICTIONS, "most masked positions in an example")
-    text = f"passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)"
+    number(
+        "--vocab-size", None, f"number of tokens of the new vocabulary (default: {VOCAB_SIZE:,})"
+    )
+    number("--max-seq-length", MAX_SEQ_LENGTH, "maximum number of tokens in an example")
+    number("--max-predictions", MAX_PREDICTIONS, "maximum number of masked positions in an example")
+    text = f"number of passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)"
     number("--dupe-factor", None, text)
     number("--seed", SEED, "seed of the examples")
     number("--workers", len(usable_cpus()), "number of worker processes (default: one per core)")
@@ -61,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.vocab is not None and args.vocab_size is not None:
         raise ConfigError(
-            "--vocab-size", "cannot be combined with --vocab", "leave one of them out"
+            "--vocab-size", "cannot be combined with --vocab", "remove one of the options"
         )
     if not args.corpus.exists():
         problem = f"there is no file or directory '{args.corpus}'"
-        raise ConfigError("--corpus", problem, "pass a directory or a file of text")
+        raise ConfigError("--corpus", problem, "pass a text file, or a directory of text files")
     check_packages(args.corpus, args.vocab, args.also)
     passes = 1 if args.segments == "single" else DUPE_FACTOR
     wanted = CorpusRequest(

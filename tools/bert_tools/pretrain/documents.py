@@ -108,7 +108,7 @@ def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
             if isinstance(text, bytes):  # Parquet written by Spark, Hive or Impala
                 text = text.decode("utf-8", "replace")
             if not isinstance(text, str):
-                remedy = "pass the name of the field or column with the text as --text-field"
+                remedy = "pass the field or column that contains the text with --text-field"
                 problem = f"has no text field {rules.text_field!a}"
                 raise DataError(f"{file.path}: document {number}", problem, remedy)
             paragraphs = re.split("\r\n?|\n", _with_line_feeds(text))
@@ -199,7 +199,7 @@ def _plain_paragraphs(
 def _sections(paragraphs: Iterable[tuple[str, bool]]) -> Iterator[Section]:
     """Group paragraphs into sections of documents.
 
-    The flag of a paragraph is true if it opens a document. The very first paragraph always does.
+    The flag of a paragraph is true if it opens a document. The first paragraph always opens one.
     """
     collected: list[str] = []
     num_chars, opens_with = 0, True

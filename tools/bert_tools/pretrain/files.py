@@ -138,14 +138,12 @@ def find_files(
     missed = [each for each in unread if not _has_no_text(each.name)]
     if not files:
         others = f", only {unread_in_words(unread)}" if unread else ""
-        remedy = f"pass files with these endings: {READ}, or name others with --also .ENDING"
-        raise DataError(str(source), f"has no text files{others}", remedy)
+        remedy = f"pass files with these endings: {READ}, or add others with --also .ENDING"
+        raise DataError(str(source), f"contains no text files{others}", remedy)
     missed_bytes = sum(each.size_bytes for each in missed)
     if missed_bytes > sum(file.size_bytes for file in files):
         problem = f"more than half of its bytes are not read: {unread_in_words(missed)}"
-        remedy = (
-            "pass a directory of text files, or name the endings of plain text by --also .ENDING"
-        )
+        remedy = "pass a directory of text files, or add endings of plain text with --also .ENDING"
         raise DataError(str(source), problem, remedy)
     return files, unread
 
@@ -153,7 +151,7 @@ def find_files(
 def check_packages(source: Path, vocabulary: Path | None, also: Collection[str]) -> None:
     """Check that the optional packages for this text and this vocabulary are installed.
 
-    Only the names of files are checked, which is fast enough to do before any work. Raises
+    The check uses only the names of files, so it is fast enough to run before any work. Raises
     ConfigError if a package is missing.
     """
     if vocabulary is not None and vocabulary.suffix == ".json":
@@ -179,7 +177,7 @@ def _require_reader(form: Form | None, packing: Packing) -> None:
 
 
 def unread_in_words(unread: Sequence[Unread]) -> str:
-    """Describe how many files are not read for each reason, and name one of the files."""
+    """Return how many files are not read for each reason, and the name of one of them, as text."""
     reasons = Counter(each.why for each in unread).most_common()
     counts = ", ".join(f"{count:,} {why}" for why, count in reasons[:MAX_REASONS])
     if others := sum(count for _, count in reasons[MAX_REASONS:]):
@@ -188,7 +186,7 @@ def unread_in_words(unread: Sequence[Unread]) -> str:
 
 
 def _has_no_text(name: str) -> bool:
-    """Return whether the name of a file shows that it has no text, for example a picture."""
+    """Return whether a file's name shows that it contains no text, for example a picture."""
     kind = mimetypes.guess_type(name)[0] or ""
     return kind.partition("/")[0] in NO_TEXT
 
@@ -228,7 +226,7 @@ def _walk(source: Path, left_out: Collection[_Identity]) -> Iterator[_Found]:
         except OSError as error:
             if folder == source:
                 problem = error.strerror or "cannot be read"
-                remedy = "check its permissions, or pass another directory"
+                remedy = "check the directory's permissions, or pass another directory"
                 raise DataError(str(source), problem, remedy) from None
             yield folder, None, _reason(error)
             continue
@@ -251,7 +249,7 @@ def _walk(source: Path, left_out: Collection[_Identity]) -> Iterator[_Found]:
 
 
 def _reason(error: OSError) -> str:
-    """Describe in a few words why a file or folder cannot be read."""
+    """Return a few words that describe why a file or folder cannot be read."""
     if isinstance(error, FileNotFoundError):
         return "with a broken link"
     if isinstance(error, PermissionError):
@@ -272,7 +270,7 @@ def _is_file(status: os.stat_result) -> bool:
 def _why_not(
     path: Path, status: os.stat_result | None, text_field: str, also: Collection[str]
 ) -> str | None:
-    """Return why a file of a directory is not read, or None if it is read."""
+    """Return the reason why a file of a directory is not read, or None if it is read."""
     if status is None or not _is_file(status):
         return "not a regular file"
     form, packing = _kind(path.name, also)
@@ -290,9 +288,9 @@ def _why_not(
 
 
 def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
-    """Return the form and the packing that a file's name stands for.
+    """Return a file's form (such as JSON lines) and packing according to its name.
 
-    The form is None if the ending is not known.
+    The form is None if the ending of the name is not known.
     """
     path = Path(name.lower())
     if path.suffix == PARQUET:
@@ -303,12 +301,12 @@ def _kind(name: str, also: Collection[str]) -> tuple[Form | None, Packing]:
 
 
 def _packing_suffix(packing: Packing) -> str:
-    """Return the file name ending of a packing, empty for unpacked files."""
+    """Return the file name ending of a packing, or an empty text for unpacked files."""
     return next((suffix for suffix, each in PACKINGS.items() if each == packing), "")
 
 
 def _is_json_lines(file: TextFile, text_field: str) -> bool:
-    """Return whether a .json file has JSON lines.
+    """Return whether a .json file contains JSON lines.
 
     This is the case if its first line is an object whose field `text_field` is a string.
     """
@@ -341,7 +339,7 @@ def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
         size_bytes = path.stat().st_size
     except OSError as error:
         problem = error.strerror or "cannot be read"
-        raise DataError(str(path), problem, "pass a directory or a file of text") from None
+        raise DataError(str(path), problem, "pass a text file, or a directory of them") from None
     return TextFile(path, name, form or "text", packing, size_bytes)
 
 
@@ -355,11 +353,10 @@ def text_bytes(files: Sequence[TextFile]) -> int:
 
 @contextmanager
 def opened(file: TextFile, buffer_bytes: int = _BUFFER_BYTES) -> Iterator[BinaryIO]:
-    """Open a file as a context manager. Its contents are unpacked while they are read.
+    """Return a context manager that opens a file and unpacks its contents while they are read.
 
-    Parquet files are not unpacked.
-
-    Raises DataError if the file cannot be read, is damaged, or is truncated.
+    Parquet files are not unpacked. Raises DataError if the file cannot be read, is damaged, or is
+    truncated.
     """
     try:
         with io.BufferedReader(open_regular_file(file.path), buffer_bytes) as stream:
@@ -390,7 +387,7 @@ def _unpacked(packing: Packing, stream: BinaryIO) -> Any:
 
 
 def with_encodings(files: Sequence[TextFile]) -> tuple[list[TextFile], list[TextFile]]:
-    """Return the files with their encodings, and a second list of files that are not Unicode.
+    """Return the files with their encodings, and a second list of files that are not Unicode text.
 
     Reads the first SAMPLE_BYTES of each file. Raises DataError, as `opened` does.
     """
@@ -450,7 +447,7 @@ def _decoded(sample: bytes, encoding: str) -> str | None:
 def _fraction_odd(text: str) -> float:
     """Return the fraction of characters that should not occur in text.
 
-    These are control characters, private-use characters and unassigned characters.
+    These characters are control, private-use and unassigned characters.
     """
     odd = sum(
         count

@@ -1,16 +1,16 @@
-"""Prepares a corpus for training: makes a training set, a held-out set and a vocabulary.
+"""Prepares a corpus for training: generates a training set, a held-out set and a vocabulary.
 
     files -> cleaned parts, split by document -> held-out text
           -> vocabulary of the training parts -> the two prepared sets -> corpus.json
 
-Each step writes its files completely or not at all, so a stopped call can be resumed. The first
-steps write their files to DIR/text. DIR/corpus.json records what the vocabulary and the sets were
-made from, so that two corpora are never mixed. The last step completes this record.
+Each step writes its files completely or not at all, so a stopped command can be resumed. The first
+steps write their files to DIR/text. DIR/corpus.json records the sources of the vocabulary and of
+the sets, so that two corpora are never mixed. The last step completes this record.
 
 A document is held out if the digest of its text (or of its first section, if the document is cut)
 is low enough. Therefore adding documents does not move other documents between the two sets, and
-all copies of a document are in the same set.
-The held-out set keeps only some of the held-out documents, and each distinct text only once.
+all copies of a document are in the same set. The held-out set keeps only some of the held-out
+documents, and each distinct text only once.
 """
 
 import hashlib
@@ -87,12 +87,11 @@ HELD_OUT_BYTES = 4 * EVAL_BYTES  # maximum size of the held-out text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusRequest:
-    """A request to prepare a corpus, with the properties of the sets to make.
+    """A request to prepare a corpus, with the properties of the sets to generate.
 
     `vocab_path` is an existing vocabulary or tokenizer. If it is None, a vocabulary of `vocab_size`
-    tokens is made. If `documents` is None, each plain file is a document. However, each paragraph
-    is a document if there are fewer than MIN_FILES files. `also` lists further endings of plain
-    text files.
+    tokens is built. If `documents` is None, each plain file is a document, or each paragraph if
+    there are fewer than MIN_FILES files. `also` lists further endings of plain text files.
     """
 
     source: Path
@@ -107,9 +106,9 @@ class CorpusRequest:
 def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> bool:
     """Prepare a corpus, or resume an interrupted preparation.
 
-    Writes train/, eval/, the vocabulary and corpus.json to `out_dir`. Returns whether anything had
-    to be done. Raises ConfigError or DataError for a user's mistake, and DataError if `out_dir` was
-    made from other text or with other settings.
+    Writes train/, eval/, the vocabulary and corpus.json to `out_dir`. Returns False if they had
+    already been prepared. Raises ConfigError or DataError for a user's mistake, and DataError if
+    `out_dir` was prepared from other text or with other settings.
     """
     check_options(wanted, out_dir, workers)
     files, unread = _checked_files(wanted, out_dir)
@@ -178,8 +177,8 @@ def check_options(wanted: CorpusRequest, out_dir: Path, workers: int) -> None:
 def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile], list[Unread]]:
     """Return the files with their encodings, and the files that are not read.
 
-    Prints the encodings if some files are not UTF-8. Raises DataError if most bytes are not
-    Unicode text.
+    Prints the encodings if some files are not UTF-8. Raises DataError if more than half of the
+    bytes are not Unicode text.
     """
     with ProgressLines().never_silent(lambda: "searching for files"):
         given, unread = find_files(
@@ -193,11 +192,11 @@ def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile]
     counts = Counter(file.encoding for file in files if file.encoding != "utf-8")
     if counts:
         found = ", ".join(f"{count:,} in {name.upper()}" for name, count in counts.most_common())
-        print(f"encodings: {found}, the others in UTF-8", flush=True)
+        print(f"encodings of the files: {found}, and all others in UTF-8", flush=True)
     if foreign:
         name = in_brief(foreign[0].name)
         number = len(files) + len(foreign)
-        problem = f"{len(foreign):,} of {number:,} files are not Unicode text (first {name})"
+        problem = f"{len(foreign):,} of {number:,} files are not Unicode text (the first is {name})"
         if text_bytes(foreign) > text_bytes(files):
             raise DataError(str(wanted.source), problem, _CONVERT)
         print(f"warning: {problem} and are left out; {_CONVERT}", flush=True)
@@ -211,8 +210,8 @@ def check_out_dir(text: Path, out_dir: Path) -> None:
         name.startswith(".") for name in out.relative_to(source).parts
     )
     if is_read or source.is_relative_to(out / "text"):
-        problem = f"files in {out_dir} would be read as text of {text}"
-        raise ConfigError("--out", problem, "pass a directory outside of the text")
+        problem = f"files in {out_dir} would be read as part of the text in {text}"
+        raise ConfigError("--out", problem, "pass a directory outside the text's directory")
 
 
 def text_digest(files: Sequence[TextFile]) -> str:
@@ -256,9 +255,9 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
         before = {name: record["settings"].get(name) for name in settings}
     for name, value in settings.items():
         if before[name] != value:
-            problem = f"was made with {name} = {before[name]}, which is now {value}"
+            problem = f"was prepared with {name} = {before[name]}, which is now {value}"
             if name == "text":
-                problem = "was made from other text"
+                problem = "was prepared from other text"
             raise DataError(str(out_dir), problem, _REMEDY)
     has_vocabulary = any((out_dir / name).exists() for name in VOCABULARY_FILES)
     if "documents" not in record or not has_vocabulary:
@@ -409,7 +408,7 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
 
 
 class _PartWriter:
-    """Writes documents to files of about MAX_PART_BYTES bytes, whose names begin with `stem`."""
+    """A writer of documents to files of about MAX_PART_BYTES bytes, with the name prefix `stem`."""
 
     def __init__(self, stem: Path) -> None:
         self._stem = stem
@@ -459,7 +458,7 @@ def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
 
 
 def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
-    """Write a copy of the given vocabulary, or make one from the training text.
+    """Write a copy of the given vocabulary, or build one from the training text.
 
     Returns the path of the written file.
     """
@@ -480,10 +479,7 @@ def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], wor
 def _check_documents(
     wanted: CorpusRequest, rules: Rules, cleaned: Cleaned, documents: dict[str, int]
 ) -> None:
-    """Raise DataError if a model cannot learn from the documents.
-
-    The message says what would help.
-    """
+    """Raise DataError if a model cannot learn from the documents, with advice in the message."""
     parts = [*cleaned.train, *cleaned.held_out]
     number = num_documents(parts)
     problem = f"has {number:,} documents"
@@ -494,7 +490,7 @@ def _check_documents(
         raise DataError(str(wanted.source), problem, remedy)
     if number >= MIN_DIFFERENT > len(cleaned.different):
         problem += f", but only {len(cleaned.different)} of them differ, because others are copies"
-        raise DataError(str(wanted.source), problem, "pass documents that differ")
+        raise DataError(str(wanted.source), problem, "pass documents that differ from each other")
     if min(documents["train"], documents["eval"]) < MIN_DOCUMENTS:
         by_line = rules.documents == "empty-line"
         problem += f" of {cleaned.num_chars:,} characters, but {MIN_DIFFERENT} are needed"
@@ -504,10 +500,10 @@ def _check_documents(
         return
     share = cleaned.one_sentence / number
     problem = (
-        f"{cleaned.one_sentence:,} of {number:,} documents have a single sentence, and the next "
-        "sentence cannot be predicted"
+        f"{cleaned.one_sentence:,} of {number:,} documents have a single sentence, so they have no "
+        "next sentence to predict"
     )
-    remedy = "use --segments single, which trains masked LM only, or pass longer documents"
+    remedy = "use --segments single, which predicts only masked words, or pass longer documents"
     if share == 1:
         raise DataError(str(wanted.source), problem, remedy)
     if share > MANY_OF_ONE_SENTENCE:
@@ -532,7 +528,7 @@ def default_share(files: Sequence[TextFile]) -> float:
 def fitting_share(cleaned: Cleaned, share: float) -> float:
     """Return the fraction of documents to hold out.
 
-    It differs from `share` if there are few documents, or if the held-out documents are long.
+    The result differs from `share` if there are few documents, or if the held-out ones are long.
     """
     parts = [*cleaned.train, *cleaned.held_out]
     max_bytes = MAX_HELD_OUT * share * sum(part.num_bytes for part in parts)
@@ -575,7 +571,7 @@ def _show_files(files: Sequence[TextFile], rules: Rules, unread: Sequence[Unread
     """Print the size of the corpus, the rule for documents, and which files are not read."""
     megabytes = sum(file.size_bytes for file in files) / 1e6
     rule = f"read with --documents {rules.documents}"
-    print(f"corpus: {megabytes:,.1f} MB in {len(files):,} files, {rule}", flush=True)
+    print(f"corpus: {megabytes:,.1f} MB of text in {len(files):,} files, {rule}", flush=True)
     if unread:
         print(f"not read: {unread_in_words(unread)}", flush=True)
 
@@ -592,5 +588,5 @@ def _show_left_out(cleaned: Cleaned) -> dict[str, object]:
     counts = [f"{name} {count:,}" for name, count in sorted(cleaned.left_out.items())]
     reasons = f" ({', '.join(counts)})" if counts else ""
     remedy = f"; {_CONVERT}" if warning and "not UTF-8" in cleaned.left_out else ""
-    print(f"{warning}left out: {share:.1%} of {of_the_text:,} characters{reasons}{remedy}")
+    print(f"{warning}left out {share:.1%} of {of_the_text:,} characters{reasons}{remedy}")
     return {"of_the_text": of_the_text, "left_out": left_out, "reasons": cleaned.left_out}

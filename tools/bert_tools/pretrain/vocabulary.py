@@ -1,4 +1,4 @@
-"""Makes a word-piece vocabulary from the parts of a cleaned corpus.
+"""Builds a word-piece vocabulary from the parts of a cleaned corpus.
 
 Words are counted in about SAMPLE_BYTES of the text at most, so that memory and time stay bounded.
 The documents' digests determine which documents are counted. The most frequent characters are kept,
@@ -24,9 +24,9 @@ MAX_VOCAB_SIZE = 2**20
 
 
 def corpus_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> list[str]:
-    """Make a vocabulary of exactly `vocab_size` tokens, deterministically for the same parts.
+    """Build a vocabulary of exactly `vocab_size` tokens, which depends only on the parts.
 
-    Raises ConfigError if no vocabulary of this size can be made.
+    Raises ConfigError if no vocabulary of this size can be built.
     """
     check_vocab_size(vocab_size)
     sizes = [path.stat().st_size for path in parts]
@@ -38,14 +38,14 @@ def corpus_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> l
     ):
         raw_counts.update(counts)
     counted = with_frequent_characters(count_words(raw_counts), vocab_size // 2)
-    print(f"making a vocabulary of {vocab_size:,} tokens from {len(counted):,} words", flush=True)
+    print(f"building a vocabulary of {vocab_size:,} tokens from {len(counted):,} words", flush=True)
     return vocabulary_of_words(counted, vocab_size)
 
 
 def check_vocab_size(vocab_size: int) -> None:
     """Raise ConfigError if `vocab_size` is outside the supported range."""
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
-        remedy = f"set it to a number from {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE:,}"
+        remedy = f"set the vocabulary size to {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE:,} tokens"
         raise ConfigError("model.vocab_size", f"is {vocab_size}", remedy)
 
 
@@ -61,8 +61,8 @@ def count_part(path: Path, *, share: float) -> Counter[str]:
 def with_frequent_characters(words: Mapping[str, int], max_tokens: int) -> dict[str, int]:
     """Return the counts of the words that consist only of the most frequent characters.
 
-    `words` maps words to their counts. The kept characters and the special tokens are at most
-    `max_tokens` tokens.
+    `words` maps words to their counts. The kept characters and the special tokens together are at
+    most `max_tokens` tokens.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():

@@ -83,7 +83,7 @@ class Chart:
         return _scale(low if self.floor == low else low - margin, high + margin)
 
     def in_words(self) -> str:
-        """Describe the chart in one text, for readers who cannot see it."""
+        """Return a description of the chart in one text, for readers who cannot see it."""
         curves = "; ".join(
             f"{each.label}, {len(each.values)} values, the last {significant(each.values[-1])}"
             for each in self.series
@@ -92,10 +92,7 @@ class Chart:
         return f"{self.title} over samples: {curves}"
 
     def dots_of(self, series: Series) -> bool:
-        """Return whether the values of a curve are marked by dots.
-
-        A single value always is, because it makes no line.
-        """
+        """Return whether dots mark the values of a curve. A single value always has a dot."""
         return len(series.values) <= (MAX_DOTS if self.has_dots else 1)
 
 
@@ -107,8 +104,8 @@ def _scale(low: float, high: float) -> Scale:
 def thinned(points: Sequence[Point], max_points: int) -> tuple[Point, ...]:
     """Reduce a curve to about `max_points` points, at least 8, so that its peaks stay visible.
 
-    The first and the last point are kept. The points between them are split into equal parts. Of
-    each part, the lowest point, the highest point and the first gap, if any, are kept.
+    The first and the last point are kept. The points between them are split into equal parts. The
+    lowest point, the highest point and the first gap, if any, of each part are kept.
     """
     if len(points) <= max(max_points, 8):
         return tuple(points)

@@ -19,15 +19,15 @@ _NOT_SCALARS = ("step", "samples")  # positions, not measurements
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the sub-commands of `report`."""
+    """Add the sub-commands of `report` to its parser."""
     parser.description = "Write the records of finished or running runs as a page or as scalars."
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     page = add_command(
         commands,
         "page",
-        "write a page to open in a browser",
+        "write an HTML page about one or several runs",
         "Write one HTML page with the curves, settings and metrics of one run, or of several runs "
-        "side by side. It reads the runs' files and needs no network.",
+        "side by side. The command reads only the runs' files.",
         "mlperf_bert report page runs/two --out report.html",
     )
     page.set_defaults(make=_page)
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mlperf_bert report tensorboard runs/two --out runs/two/tensorboard",
     )
     tensorboard.set_defaults(make=_tensorboard)
-    text = "run directory, or one of its run_<i>. Several runs are compared side by side"
+    text = "run directory, or one of its folders run_<i>. Several runs are shown side by side"
     page.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
-    text = "run directory with a single run, or one of its run_<i>"
+    text = "run directory with a single run, or one of its folders run_<i>"
     tensorboard.add_argument("run_paths", type=Path, nargs=1, metavar="RUN", help=text)
-    text = f"file for the page (default: {PAGE} in the run, or in runs/ for several)"
+    text = f"file to write the page to (default: {PAGE} in the run, or in runs/ for several runs)"
     page.add_argument("--out", type=Path, metavar="FILE", help=text)
-    text = "directory for the event file"
+    text = "directory to write the event file to"
     tensorboard.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
 
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(args: argparse.Namespace, runs: Sequence[Run]) -> str:
-    """Write the HTML page and return a line that tells the user where it is."""
+    """Write the HTML page and return a line with its size and path."""
     page, paths = args.out, args.run_paths
     if page is None:
         page = (paths[0] if len(paths) == 1 else Path("runs")) / PAGE
@@ -83,15 +83,17 @@ def _page(args: argparse.Namespace, runs: Sequence[Run]) -> str:
 def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
     """Write a run's TensorBoard event file and return a line with the command that shows it.
 
-    Raises ConfigError if there are several runs. Also raises ConfigError if the directory already
-    has an event file, because TensorBoard would merge both files.
+    Raises ConfigError if there are several runs, or if the directory already contains an event
+    file, because TensorBoard would merge both files.
     """
     if len(runs) > 1:
         problem = f"has {len(runs)} runs"
-        raise ConfigError(str(args.run_paths[0]), problem, f"pass one, such as {runs[0].name}")
+        raise ConfigError(str(args.run_paths[0]), problem, f"pass one run, such as {runs[0].name}")
     if any(args.out.glob("events.out.tfevents.*")):
-        problem = "already has an event file"
-        raise ConfigError(str(args.out), problem, "pass another directory, or remove the file")
+        problem = "already contains an event file"
+        raise ConfigError(
+            str(args.out), problem, "pass another directory, or remove the event file"
+        )
     make_directory(args.out)
     check_writable(args.out / PAGE)
     count = _write_scalars(args.out, runs[0])

@@ -99,7 +99,7 @@ def _skipped(run: Run) -> int | None:
 def _eager_steps(run: Run) -> int | None:
     """Return the number of eager steps of a run whose steps should be captured.
 
-    Returns None for a run that does not capture steps, and for one whose records do not tell.
+    Returns None for a run that does not capture steps, and for one without this number on record.
     """
     is_captured = run.config is not None and run.config.run.step_mode == "captured"
     counts = run.known("eager_steps") if is_captured else []
@@ -160,7 +160,7 @@ def differences(runs: Sequence[Run]) -> list[Row]:
 
 
 def _seed(run: Run) -> dict[str, str]:
-    """Return the seed that a run used as a setting, or an empty dict if the seed is not known."""
+    """Return a dict with the seed that a run used, or an empty dict if the seed is not known."""
     return {SEED: run.environment["seed"]} if "seed" in run.environment else {}
 
 

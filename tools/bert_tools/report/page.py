@@ -113,7 +113,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _about_differences(runs: Sequence[Run], rows: Sequence[Row]) -> str:
-    """Describe which settings and facts are equal in all runs, and what was not compared."""
+    """Return a text about the settings and facts that are equal, and about those not compared."""
     is_known = all(each.config is not None and each.environment for each in runs)
     known = "" if is_known else ", as far as the files of the runs show"
     if not rows:
@@ -243,14 +243,14 @@ def device_in_words(environment: Mapping[str, str]) -> str:
 
 
 def _state_in_words(run: Run) -> str:
-    """Describe how a run ended, or when it last wrote its metrics."""
+    """Return a text that describes how a run ended, or when it last wrote its metrics."""
     words = run.state
     if words.startswith("stopped by"):
         words += ", can be resumed"
     if run.last_written is not None:
         written = time.gmtime(min(max(run.last_written, 0.0), 2.0**32))
         utc = time.strftime("%Y-%m-%d %H:%M:%SZ", written)
-        words = f"still running, or ended by a fault (last written {utc})"
+        words = f"still running, or ended by a fault (metrics last written {utc})"
     if run.attempts:
         words += f" ({run.attempts + 1} attempts)"
     return words

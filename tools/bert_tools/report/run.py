@@ -68,7 +68,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Describe how the run ended, or return `no end recorded` if it has no outcome."""
+        """Return how the run ended, or `no end recorded` if it has no recorded outcome."""
         return ended_in_words(self.outcome, self.config) if self.outcome else "no end recorded"
 
     def known(self, key: str) -> list[Any]:
@@ -84,7 +84,7 @@ def points_in(records: Sequence[Record], key: str) -> Points:
 
 
 def ended_in_words(outcome: RunOutcome, config: RunConfig | None) -> str:
-    """Describe in a few words how a run ended.
+    """Return a few words that describe how a run ended, for example `target reached`.
 
     If `config` is None, the run is assumed to have had a target.
     """
@@ -156,22 +156,23 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
     for path in paths:
         folders = _runs_of(path)
         if not folders:
-            raise DataError(str(path), "has no run (no run_<i>, no metrics.jsonl)", _PASS_RUN)
+            raise DataError(
+                str(path), "contains no run (neither run_<i> nor metrics.jsonl)", _PASS_RUN
+            )
         for folder in folders:
             by_real_path.setdefault(os.path.realpath(folder), folder)
     found = list(by_real_path.values())
     if len(found) > MAX_RUNS:
         problem = f"{len(found):,} runs are too many for one page"
-        raise ConfigError("RUN", problem, f"pass at most {MAX_RUNS}")
+        raise ConfigError("RUN", problem, f"pass at most {MAX_RUNS} runs")
     return dict(zip(_labels(found), found, strict=True))
 
 
 def newest_run(path: Path) -> Path | None:
     """Return the newest run of a path: the path itself, or its `run_<i>` with the highest i.
 
-    Returns None if the path has no run.
-
-    Raises DataError if `path` is not a directory or cannot be read.
+    Returns None if the path has no run. Raises DataError if `path` is not a directory or cannot be
+    read.
     """
     runs = _runs_of(path) if path.exists() else []
     return runs[-1] if runs else None
@@ -229,9 +230,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def metrics_in(path: Path) -> tuple[list[dict[str, Any]], str]:
     """Read the records of a `metrics.jsonl`, as `read_metrics` does, without printing.
 
-    Returns the records and a printable description of the skipped lines, empty if there are none.
-
-    Raises DataError, as `read_metrics` does.
+    Returns the records and a printable text about the skipped lines, which is empty if there are
+    none. Raises DataError, as `read_metrics` does.
     """
     lines = _contents(path).split(b"\n")[:-1]
     records: list[dict[str, Any]] = []
@@ -292,7 +292,7 @@ def read_environment(path: Path) -> dict[str, str]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise DataError(str(path), "is not valid JSON", f"{_AS_WRITTEN}, or remove it")
+        raise DataError(str(path), "is not a JSON object", f"{_AS_WRITTEN}, or remove it")
     facts: dict[str, str] = {}
     for key, value in found.items():
         if key == "schema_version":

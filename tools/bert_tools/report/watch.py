@@ -71,8 +71,8 @@ class Snapshot:
     def is_stalled(self) -> bool:
         """Return whether a running run seems to have stalled.
 
-        This is the case if it has written nothing for much longer than it usually takes between two
-        records.
+        A run seems to have stalled if it has written nothing for much longer than its usual time
+        between two records.
         """
         if self.has_ended or self.age_s is None:
             return False
@@ -80,7 +80,7 @@ class Snapshot:
 
     @property
     def state(self) -> str:
-        """Describe the state of the run in a few words."""
+        """Return the state of the run in a few words, for example `running`."""
         if not self.is_there:
             return "no run has started here yet"
         if self.outcome is not None:
@@ -116,27 +116,26 @@ class Snapshot:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `watch`."""
+    """Add the options of `watch` to its parser."""
     describe(
         parser,
-        "Show progress, accuracy and remaining time of runs in the terminal, and refresh until all "
-        "have ended or Ctrl-C is pressed. It only reads the runs' files, so it can watch runs on "
-        "other machines over a shared file system.",
+        "Show progress, accuracy and remaining time of runs in the terminal, and refresh it until "
+        "all runs have ended or Ctrl-C is pressed. The command only reads the runs' files, so it "
+        "can watch runs on other machines over a shared file system.",
         "mlperf_bert watch runs/two --once",
     )
-    text = "run directory, whose newest run is shown, or its run_<i>"
+    text = "run directory, of which the newest run is shown, or one of its folders run_<i>"
     parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
-    text = "print the state once and exit (default if stdout is not a terminal)"
+    text = "print the state of the runs once and exit (default if stdout is not a terminal)"
     parser.add_argument("--once", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the runs and return 0.
 
-    Ends when all runs have ended, a signal arrives, or the terminal is closed.
-
-    Raises DataError if a given RUN is not a directory. If the state is printed only once, a missing
-    RUN is an error too.
+    The command ends when all runs have ended, a signal arrives, or the terminal is closed. Raises
+    DataError if a given RUN is not a directory. If the state is printed only once, a missing RUN is
+    an error too.
     """
     # rich turns colours off if NO_COLOR is set or the terminal has none.
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -204,7 +203,7 @@ def snapshot_of(path: Path) -> Snapshot:
 
 
 def screen_of(snapshots: Sequence[Snapshot]) -> RenderableType:
-    """Render the runs for the terminal, each as its name, its state, and lines with numbers."""
+    """Return the text for the terminal, with each run's name, its state, and lines with numbers."""
     lines = []
     for snapshot in snapshots:
         is_fine = snapshot.outcome is None or snapshot.outcome.status == "success"
@@ -252,7 +251,7 @@ def _numbers(snapshot: Snapshot, last: Record) -> list[tuple[str, str]]:
 
 
 def _accuracy(snapshot: Snapshot) -> str:
-    """Describe the last accuracy, the best accuracy if it was higher, and the target."""
+    """Return a text with the last accuracy, the best accuracy if it was higher, and the target."""
     target = snapshot.config.eval.target if snapshot.config else None
     accuracies = [accuracy for _, accuracy in points_in(snapshot.records, "mlm_accuracy")]
     words = f"{accuracies[-1]:.4f}" if accuracies else "no evaluation yet"

@@ -54,10 +54,10 @@ def find_answers(
 ) -> list[FoundAnswer]:
     """Find the best answer to every question, with at most `max_answer_length` tokens.
 
-    Of several answers with the same score, the one in the first window wins, then the first one in
+    If several answers have the same score, the one in the first window wins, then the first one in
     the text, then the shortest. If a context has no tokens, the answer is "" and its score is minus
     infinity. `scores` [T, 2] has the start score and the end score of each of the windows' T
-    tokens. They must be finite.
+    tokens. All scores must be finite.
     """
     borders = np.searchsorted(windows.question_of, np.arange(len(questions) + 1))
     offsets = windows.offsets

@@ -49,9 +49,8 @@ class UpdatePlan:
         """
         updates, batch = settings.num_updates(len(lengths)), settings.global_batch
         if updates * batch > MOST_SAMPLES:
-            problem = f"is {updates:,}, with {batch:,} samples each, but a run may have at most "
-            problem += f"{MOST_SAMPLES:,} samples"
-            raise ConfigError("--updates", problem, "lower it")
+            problem = f"needs {updates:,} x {batch:,} samples, but the limit is {MOST_SAMPLES:,}"
+            raise ConfigError("--updates", problem, "lower --updates or --epochs")
         key = derive_seed(settings.seed, "squad order")
         in_epoch = np.arange(len(lengths), dtype=np.int64)
         epochs = range(-(-updates * batch // len(lengths)))
@@ -106,7 +105,7 @@ class SpanBatch:
 
 
 class WindowReader:
-    """Builds micro-batches from given windows of a question set."""
+    """A builder of micro-batches from given windows of a question set."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
@@ -133,7 +132,7 @@ class WindowReader:
         return SpanBatch(batch, *answers)
 
     def positions(self, numbers: Int64Array) -> Int64Array:
-        """Return where in `Windows.input_ids` the tokens of these windows are, int64 [T]."""
+        """Return the indices into `Windows.input_ids` of the tokens of these windows, int64 [T]."""
         lengths = self._windows.lengths[numbers]
         ends = np.cumsum(lengths)
         within: Int64Array = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)

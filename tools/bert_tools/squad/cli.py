@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "train",
         "fine-tune on questions with one training engine, such as ddp:2",
         "Fine-tune a model on questions with one engine, and write its record, model and answers "
-        "to the run's directory. Without --train and --dev it uses a small set that is included.",
+        "to the run's directory. Without --train and --dev it uses a small question set of ours.",
         "mlperf_bert squad train --engine ddp:2 --epochs 1 --run-dir runs/questions",
     )
     add_train(train)
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands,
         "compare",
         "compare data-parallel, sharded and pipelined training",
-        "Fine-tune with several engines and seeds, and print a table of speed and accuracy. It "
-        "writes runs, a table and a picture to --out, and continues an interrupted comparison.",
+        "Fine-tune with several engines and seeds, and print a table of speed and accuracy. The "
+        "command writes runs, table and picture to --out, and continues after an interruption.",
         "mlperf_bert squad compare --engines single,ddp:2 --seeds 1 --updates 20",
     )
     _add_compare(compare)
@@ -53,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands,
         "score",
         "score a file of answers with exact match and F1",
-        "Print exact match and F1 of a file of answers as JSON, as SQuAD's own program does. It "
-        "needs no model.",
+        "Print exact match and F1 of a file of answers as JSON, as SQuAD's own program does. The "
+        "command needs no model.",
         "mlperf_bert squad score --predictions runs/questions/predictions.json",
     )
-    text = 'JSON file that maps each question id to its answer, or to "" if it has none'
+    text = 'JSON file that maps each question id to its answer, or to "" for no answer'
     score.add_argument("--predictions", type=Path, metavar="FILE", required=True, help=text)
     add_settings(score, "dev")
     score.set_defaults(squad=_score)
@@ -65,18 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_compare(compare: argparse.ArgumentParser) -> None:
     compared = compare.add_argument_group("what is compared")
-    text = f"engines, of which the first is the baseline: {FORMS}"
+    text = f"engines to compare, of which the first is the baseline: {FORMS}"
     compared.add_argument("--engines", metavar="A,B,...", default=DEFAULT_ENGINES, help=text)
-    text = "number of seeds for each engine, counted from 1"
+    text = "number of runs of each engine, with the seeds 1, 2 and so on"
     compared.add_argument("--seeds", type=int, metavar="N", default=3, help=text)
     text = (
-        "global batch sizes to sweep instead of --global-batch. The first is the reference of the "
+        "global batch sizes to compare, instead of --global-batch. The first one is the reference "
+        "of the statistical efficiency. The learning rate scales with the square root of the batch"
     )
-    text += "statistical efficiency, and the learning rate follows the square root of the batch"
     compared.add_argument("--batches", metavar="A,B,...", help=text)
-    text = (
-        f"directory for the comparison; an existing comparison is resumed (default: {DEFAULT_OUT})"
-    )
+    text = f"directory of the comparison, which is resumed if it exists (default: {DEFAULT_OUT})"
     compared.add_argument("--out", type=Path, metavar="DIR", default=DEFAULT_OUT, help=text)
     text = "print one JSON object instead of the table"
     compared.add_argument("--json", action="store_true", help=text)
@@ -97,9 +95,9 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--engine", metavar="NAME", default="single", help=f"engine: {FORMS}")
     text = "seed of the weights and of the order of the questions"
     run.add_argument("--seed", type=int, metavar="N", default=1, help=text)
-    text = "directory for record and model (default: runs/<utc>-squad)"
+    text = "directory to write the record and the model to (default: runs/<utc>-squad)"
     run.add_argument("--run-dir", type=Path, metavar="DIR", help=text)
-    text = "write only the record, without model and answers, and print nothing"
+    text = "write only the record, not the model and the answers, and print nothing"
     run.add_argument("--record-only", action="store_true", help=text)
     add_settings(parser)
 
@@ -136,7 +134,7 @@ def _train(args: argparse.Namespace) -> int:
         if info.rank == 0 and not args.record_only:
             print(_run_in_words(record))
             words = ("--predictions", own_dir / PREDICTIONS, "--dev", settings.dev)
-            print(f"to score the answers: {typed('squad', 'score', *words)}")
+            print(f"to score the answers, run {typed('squad', 'score', *words)}")
         return 0
 
     with lock, SignalWatch(whereabouts, speaks=info.rank == 0):
@@ -188,11 +186,11 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
     if args.batches is not None:
         words = args.batches.split(",")
         if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
-            problem = f"must be whole numbers above 0 with commas, not {args.batches!r}"
+            problem = f"must be whole numbers above 0, separated by commas, not {args.batches!r}"
             raise ConfigError("--batches", problem, "write for example 16,32,64")
         if args.global_batch is not None:
             raise ConfigError(
-                "--batches", "cannot be used with --global-batch", "remove one of them"
+                "--batches", "cannot be used with --global-batch", "remove one of the options"
             )
         batches = [int(word) for word in words]
         changes = {"global_batch": batches[0]}
@@ -204,8 +202,8 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
     if not found:
         raise ConfigError("--seeds", f"must be at least 1, not {args.seeds}", "use 1 or more")
     if any(each in found[:number] for number, each in enumerate(found)):
-        problem = "contain an engine or a batch twice"
-        raise ConfigError("--engines, --batches", problem, "name each once")
+        problem = "list an engine or a batch size twice"
+        raise ConfigError("--engines, --batches", problem, "list each one once")
     return found
 
 

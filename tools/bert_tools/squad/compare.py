@@ -49,7 +49,7 @@ def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
     if updates is not None:
         if updates * first % batch:
             problem = f"{batch} does not divide the {updates * first:,} samples of a run"
-            remedy = "choose --updates so that the number of samples is a multiple of every batch"
+            remedy = "set --updates so that the number of samples is a multiple of every batch size"
             raise ConfigError("--batches", problem, remedy)
         updates = updates * first // batch
     rate = settings.learning_rate * math.sqrt(batch / first)
@@ -81,7 +81,7 @@ def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
             status = run_on_ranks(words + settings.as_words(), settings.engine.ranks)
             if status != 0:
                 what = "stopped" if status == STOPPED else f"exited with status {status}"
-                say(f"{title}: {what}; run the same command again to continue after the last run")
+                say(f"{title}: {what}. To continue after the last run, run the same command again")
                 return found, status
         found.append(_read_as_asked(directory, settings))
         check_same(found)
@@ -102,8 +102,8 @@ def _read_as_asked(directory: Path, settings: SquadSettings) -> Run:
             raise DataError(str(directory), problem, remedy)
     for key, path in (("train_sha256", settings.train), ("dev_sha256", settings.dev)):
         if run["data"][key] != file_digest(path, "pass a question set"):
-            problem = f"was made from other questions than {path} has now"
-            raise DataError(str(directory), problem, "use another --out, or the file as it was")
+            problem = f"used other questions than {path} contains now"
+            raise DataError(str(directory), problem, "use another --out, or restore the file")
     return run
 
 

@@ -73,14 +73,16 @@ def compare_runs(runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
             engine has a seed twice.
     """
     if not runs:
-        raise ConfigError("--engines", "no run is finished", "let at least one run finish")
+        raise ConfigError("--engines", "no run is finished", "finish at least one run first")
     check_same(runs)
     groups: dict[tuple[str, int], _Group] = {}
     for run in runs:
         group = groups.setdefault((run["engine"], run["settings"]["global_batch"]), {})
         if run["seed"] in group:
             problem = f"has two runs with seed {run['seed']}"
-            raise DataError(run["engine"], problem, "compare only runs of one comparison")
+            raise DataError(
+                run["engine"], problem, "pass only one run of each engine, batch size and seed"
+            )
         group[run["seed"]] = run
     first = next(iter(groups.values()))
     first_of_batch: dict[int, _Group] = {}
@@ -105,15 +107,17 @@ def check_same(runs: Sequence[Run]) -> None:
     for run in runs[1:]:
         for key, value in _same(run).items():
             if value != wanted.get(key):
-                problem = f"{key} is {value!r} with seed {run['seed']}, but "
-                problem += f"{wanted.get(key)!r} for {runs[0]['engine']}"
-                raise DataError(run["engine"], problem, "compare only runs of one comparison")
+                problem = (
+                    f"{key} is {value!r} with seed {run['seed']}, but {wanted.get(key)!r} for "
+                    f"{runs[0]['engine']}"
+                )
+                raise DataError(run["engine"], problem, "pass only runs with equal settings")
 
 
 def _same(run: Run) -> dict[str, Any]:
     """Return the values of a run that must be the same in all runs of a comparison.
 
-    The values named in _MAY_DIFFER are left out.
+    The values in _MAY_DIFFER are left out.
     """
     found = {name: run[name] for name in _SAME}
     for part in ("model", "data", "settings"):
@@ -124,7 +128,7 @@ def _same(run: Run) -> dict[str, Any]:
 def _engine(
     group: _Group, first: _Group, first_of_batch: _Group, initial_batch: int
 ) -> dict[str, Any]:
-    """Return an engine's means over seeds at one global batch, and its rate relative to the first.
+    """Return an engine's means over seeds at one batch, and its rate relative to the first engine.
 
     In the result, `loss_difference` is the largest absolute difference between the losses of this
     engine and those of the first engine with the same batch, update and seed. It is None if there
@@ -153,9 +157,9 @@ def _engine(
 
 
 def _values(run: Run, initial_batch: int) -> dict[str, float | None]:
-    """Return the values of one run that UNITS names, or None for each unknown value.
+    """Return the values of one run that UNITS lists, or None for each unknown value.
 
-    Most come from the run's record. Efficiency and goodput are computed from it.
+    Efficiency and goodput are computed from the run's record. The record contains the other values.
     """
     batch, noise, worth = run["settings"]["global_batch"], run["noise_scale"], None
     if batch == initial_batch:

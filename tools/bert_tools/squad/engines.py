@@ -166,8 +166,8 @@ def make_schedule(
     """Create torch's pipeline schedule for a number of micro-batches, without scaling gradients.
 
     The last stage returns the loss itself. Set `is_half` if the schedule runs only half of an
-    update's micro-batches, which may be too few for a 1F1B schedule. It is then replaced by a
-    schedule that runs all forward passes and then all backward passes.
+    update's micro-batches, which may be too few for a 1F1B schedule. The result is then a schedule
+    that runs all forward passes and then all backward passes.
     """
     kinds: dict[Schedule, Any] = {
         "gpipe": ScheduleGPipe,
@@ -229,7 +229,7 @@ class StageModule(nn.Module):
 class TimedStage(PipelineStage):
     """A pipeline stage that records in a clock when it computes.
 
-    It also tells its module which micro-batch to compute.
+    The stage also tells its module which micro-batch to compute.
     """
 
     def __init__(self, clock: StageClock, *args: Any, **kwargs: Any) -> None:
@@ -248,7 +248,7 @@ class TimedStage(PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run torch's backward pass of one micro-batch for the weights, and record when it ran."""
+        """Run torch's backward pass of a micro-batch for the weights, and record when it ran."""
         with self._clock.span(self.stage_index, "W", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 

@@ -66,10 +66,9 @@ def fine_tune(
     """Train and evaluate. Rank 0 writes the weights, the answers and `squad_result.json`.
 
     Collective: all ranks call it with the same settings. With `record_only`, rank 0 writes only the
-    record `squad_result.json`. `whereabouts` is told which update is running.
+    record `squad_result.json`. `whereabouts` records which update is running.
 
     Returns the record on every rank, or None if a signal stopped the run before it wrote anything.
-
     Raises ConfigError, DataError or CheckpointError on every rank if settings, files or weights
     cannot be used, if `run_dir` contains another run, or if the training diverged.
     """
@@ -96,7 +95,7 @@ def fine_tune(
     log = _train(settings, loop, info, device, whereabouts or Whereabouts())
     if log.stopped_by is not None:
         if info.rank == 0:
-            say(f"{log.stopped_by}: stopping after update {len(log.losses)}; nothing was written")
+            say(f"{log.stopped_by}: stopped after update {len(log.losses)}, and wrote nothing")
         return None
     trained = perf_counter()
     spans = [[asdict(span) for span in update] for update in log.clocked]
@@ -157,20 +156,17 @@ def fine_tune(
 
 
 def _check_free(run_dir: Path) -> None:
-    """Create the directory of a run.
-
-    Raises ConfigError if the directory already contains another run.
-    """
+    """Create a run's directory. Raises ConfigError if it already contains another run."""
     make_directory(run_dir)
     for path in (run_dir / RESULT, run_dir / WEIGHTS):
         if path.exists():
-            raise ConfigError(str(path), "exists already", "use a new --run-dir")
+            raise ConfigError(str(path), "exists already", "pass a new directory as --run-dir")
 
 
 def _read(settings: SquadSettings) -> tuple[Questions, Questions, Vocabulary, Start]:
     """Read the training and evaluation questions, the vocabulary and the initial weights.
 
-    If the settings name neither a vocabulary nor a checkpoint, the vocabulary is built from the
+    If the settings specify neither a vocabulary nor a checkpoint, the vocabulary is built from the
     training questions, and is the same on every rank. Raises ConfigError, DataError or
     CheckpointError.
     """
@@ -191,7 +187,7 @@ def _read(settings: SquadSettings) -> tuple[Questions, Questions, Vocabulary, St
     most = start.model.max_position_embeddings
     if settings.max_length > most:
         problem = f"is {settings.max_length}, but the model reads at most {most} tokens"
-        raise ConfigError("--max-length", problem, "lower it")
+        raise ConfigError("--max-length", problem, "lower --max-length")
     return train, dev, vocabulary, start
 
 
@@ -241,9 +237,11 @@ def _evaluate(
     scores = score_windows(model, windows, mesh)
     loss = mean_loss(scores, windows)
     if not math.isfinite(loss):
-        problem = f"is {settings.learning_rate:g}, but the training diverged, because the loss of "
-        problem += "the validation questions is not finite"
-        raise ConfigError("--learning-rate", problem, "lower it")
+        problem = (
+            f"is {settings.learning_rate:g}, but the training diverged, because the loss of the "
+            "validation questions is not finite"
+        )
+        raise ConfigError("--learning-rate", problem, "lower --learning-rate")
     predictions = texts(dev, find_answers(dev, windows, scores))
     found = score(dev, predictions)
     return predictions, {"validation_loss": loss, **found.pop("all"), **found}

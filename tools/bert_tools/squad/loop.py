@@ -45,24 +45,21 @@ class TrainingLog:
     stopped_by: str | None = None  # the signal that stopped the training
 
     def samples_per_s(self, global_batch: int) -> float | None:
-        """Return how many windows per second were trained, over the updates that count.
+        """Return the number of windows trained per second, or None if no update counts.
 
-        The first update, timed updates and those that measure noise do not count. Returns None if
-        no update counts.
+        The first update, timed updates and updates that measure noise do not count.
         """
         seconds = self.plain_seconds
         return global_batch * len(seconds) / sum(seconds) if seconds else None
 
 
 class Loop:
-    """Trains an engine's model on the updates of a plan.
+    """A training loop, which trains an engine's model on the updates of a plan.
 
     The optimizer is torch's AdamW (arXiv 1711.05101) with linear warm-up and decay of the learning
     rate, and with gradient clipping by the global norm. Biases and LayerNorm parameters have no
-    weight decay.
-
-    `engine` has the initial weights, and `make` builds a micro-batch from window numbers. Only the
-    engine `pipeline` uses `clock`.
+    weight decay. `engine` has the initial weights, and `make` builds a micro-batch from window
+    numbers. Only the engine `pipeline` uses `clock`.
     """
 
     def __init__(
@@ -109,7 +106,8 @@ class Loop:
         """Run all updates of the plan, and return their measurements.
 
         After each update, the loop calls `shown` with the number and the loss of the update. Then
-        it calls `stopped` on every rank. If this returns the name of a signal, the training stops.
+        it calls `stopped` on every rank. If `stopped` returns the name of a signal, the training
+        stops.
         """
         clocked = self._clocked_updates()
         for update in range(1, self.num_updates + 1):
@@ -143,9 +141,11 @@ class Loop:
         numbers = torch.stack([share_of_loss, self._own_square(self._gradients())])
         loss, square = self._mesh.sum(numbers).tolist()  # the only wait for the device
         if not math.isfinite(square):
-            problem = f"is {self._settings.learning_rate:g}, but the training diverged, because "
-            problem += f"the gradient of update {update} is not finite"
-            error = ConfigError("--learning-rate", problem, "lower it")
+            problem = (
+                f"is {self._settings.learning_rate:g}, but the training diverged, because the "
+                f"gradient of update {update} is not finite"
+            )
+            error = ConfigError("--learning-rate", problem, "lower --learning-rate")
             error.is_of_all_ranks = True
             raise error
         norm = square**0.5
@@ -168,7 +168,7 @@ class Loop:
         return every > 0 and update > max(1, self._warm_up) and update % every == 0
 
     def _clocked_updates(self) -> frozenset[int]:
-        """Return the numbers of the updates to time, an empty set if the engine is not a pipeline.
+        """Return the set of the updates to time, which is empty if the engine is not a pipeline.
 
         These are the last updates that do not measure noise. At most one update in ten is timed.
         """

@@ -38,7 +38,7 @@ class Span:
 
 
 class StageClock:
-    """Records when the pipeline stages of a rank compute, between `start` and `stop`.
+    """A clock that records when the pipeline stages of a rank compute, from `start` to `stop`.
 
     The clock calls `synchronize` at the beginning and the end of each span, to wait until the
     device has finished its work. These waits slow a GPU down, so the training loop times only some
@@ -128,9 +128,10 @@ def noise_scale(noise: Sequence[Mapping[str, float]], decay: float = 0.95) -> fl
     """Return the gradient noise scale phi in samples, at least 0.
 
     `noise` has the estimates `gradient_square` and `trace` of several updates, in the order of the
-    updates. Each is averaged separately, because the ratio of two noisy estimates is biased. An
-    estimate has `decay` times the weight of the next one. Returns None if there is no estimate, or
-    if noise makes the mean of |G|^2 zero or negative.
+    updates. The two kinds of estimates are averaged separately, because the ratio of two noisy
+    estimates is biased. An estimate has `decay` times the weight of the next one.
+
+    Returns None if there is no estimate, or if noise makes the mean of |G|^2 zero or negative.
     """
     weights = [decay**number for number in reversed(range(len(noise)))]
     square, trace = (

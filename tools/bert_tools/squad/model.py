@@ -223,7 +223,7 @@ def even_split(num_layers: int, parts: int) -> list[int]:
     """
     if parts > num_layers:
         problem = f"has {parts} stages, but the model has only {num_layers} layers"
-        raise ConfigError("--engine", problem, "use fewer stages, or more layers")
+        raise ConfigError("--engine", problem, "use a pipeline of fewer ranks, or more layers")
     return [number * num_layers // parts for number in range(parts + 1)]
 
 

@@ -111,7 +111,7 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
     answers = tuple(Answer(each["text"], each["answer_start"]) for each in given)
     for text in (context, values["question"], *(each.text for each in answers)):
         if not isinstance(text, str):
-            raise DataError(where, f"has {in_brief(text)} instead of a text", _REMEDY)
+            raise DataError(where, f"contains {in_brief(text)} instead of a text", _REMEDY)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
@@ -121,10 +121,12 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
             remedy = "remove the answer, or write its text"
             raise DataError(where, "has an empty answer", remedy)
         if answer.start < 0 or not context.startswith(answer.text, answer.start):
-            problem = f"has the answer {in_brief(answer.text)}, which is not in the context at "
-            problem += "character "
+            problem = (
+                f"has the answer {in_brief(answer.text)}, which is not at character "
+                f"{in_brief(answer.start)} of the context"
+            )
             remedy = "correct answer_start, which counts characters of the context from 0"
-            raise DataError(where, problem + in_brief(answer.start), remedy)
+            raise DataError(where, problem, remedy)
     if values.get("is_impossible", not answers) == bool(answers):
         if answers:
             problem = f"has {len(answers)} answers, but is_impossible is true"
@@ -143,7 +145,7 @@ def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
     values = read_json(path, missing="is missing", remedy=_REMEDY_ANSWERS)
     missing = [each.id for each in questions if not isinstance(values.get(each.id), str)]
     if missing:
-        problem = f"has no text for {len(missing):,} of {len(questions):,} questions"
+        problem = f"contains no answer to {len(missing):,} of {len(questions):,} questions"
         problem += f", such as {in_brief(missing[0])}"
         raise DataError(str(path), problem, _REMEDY_ANSWERS)
     return values

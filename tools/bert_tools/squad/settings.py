@@ -59,7 +59,7 @@ class EngineName:
 
     @property
     def num_parts(self) -> int:
-        """Return into how many parts a pipeline divides the model.
+        """Return the number of parts into which a pipeline divides the model.
 
         Each rank has one or two of these parts.
         """
@@ -151,7 +151,7 @@ class SquadSettings:
             raise ConfigError(where, problem, f"use a multiple of {shares}")
         if self.engine.schedule == "1f1b" and count < ranks:
             problem = f"is {count}, which is fewer than the {ranks} stages of the pipeline"
-            raise ConfigError(where, problem, "raise it, or use the schedule gpipe")
+            raise ConfigError(where, problem, "raise --microbatches, or use the schedule gpipe")
         rounds = max(1, count // ranks)
         if self.engine.schedule == "interleaved" and count % rounds:
             problem = f"is {count}, which is not a multiple of the {ranks} ranks of the pipeline"
@@ -210,8 +210,8 @@ DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SquadS
 def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> None:
     """Add the options of the settings to a parser.
 
-    `names` lists the settings to add, separated by spaces. By default, all are added except engine
-    and seed.
+    `names` lists the settings to add, separated by spaces. By default, all settings except engine
+    and seed are added.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, hint in typing.get_type_hints(SquadSettings, include_extras=True).items():
@@ -247,5 +247,5 @@ def settings_of(
     sizes = [option_name(name) for name in _SIZES if name in values]
     if sizes and args.init_checkpoint is not None:
         problem = "cannot be used with --init-checkpoint, because the checkpoint sets the size"
-        raise ConfigError(sizes[0], problem, "remove one of them")
+        raise ConfigError(sizes[0], problem, "remove one of the options")
     return SquadSettings(**values | {"engine": engine, "seed": seed})

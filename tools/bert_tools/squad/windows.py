@@ -133,9 +133,11 @@ def make_windows(
         text_start = len(words) + _NUM_SPECIAL - 1
         capacity = max_length - len(words) - _NUM_SPECIAL
         if capacity < 1:
-            problem = f"is {max_length}, but question {in_brief(question.id)} needs at least "
-            problem += f"{len(words) + _NUM_SPECIAL + 1} tokens"
-            raise ConfigError("--max-length", problem, "raise it")
+            problem = (
+                f"is {max_length}, but question {in_brief(question.id)} needs at least "
+                f"{len(words) + _NUM_SPECIAL + 1} tokens"
+            )
+            raise ConfigError("--max-length", problem, "raise --max-length")
         answer = _answer_tokens(context, question)
         is_held = False
         for first, end in _cuts(len(context.ids), capacity, stride):

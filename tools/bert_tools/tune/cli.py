@@ -18,12 +18,12 @@ _SHIPPED = Path(__file__).parent / "spaces"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `tune`."""
+    """Add the options of `tune` to its parser."""
     describe(
         parser,
-        "Search hyper-parameters with many short trainings, and write the best config. The study "
-        "in --out can be interrupted and continued with the same command. It needs Optuna, which "
-        "`tools/venv.sh tune` installs.",
+        "Search hyper-parameters with many short training runs, and write the best config. The "
+        "study in --out can be interrupted, and the same command continues it. The command needs "
+        "Optuna, which `tools/venv.sh tune` installs.",
         "mlperf_bert tune --config cpu_tiny --space around --data my_data --out study",
     )
     searched = parser.add_argument_group("what is searched")
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     trials = parser.add_argument_group("the trainings")
     for name, default, text in (
-        ("--trials", 20, "number of trainings"),
+        ("--trials", 20, "number of training runs"),
         ("--seed", 1, "seed of every training and of the search"),
     ):
         trials.add_argument(name, type=int, default=default, metavar="N", help=text)
@@ -51,13 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=int,
         metavar="N",
-        help="largest number of samples per training (default: the config's)",
+        help="maximum number of samples per training run (default: as in the config)",
     )
     trials.add_argument(
         "--trainer",
         metavar="COMMAND",
-        help="command that trains and accepts the options of `train`, such as 'srun mlperf_bert "
-        "train' (default: train on this machine)",
+        help="command that starts a training run with the options of `train`, such as 'srun "
+        "mlperf_bert train' (default: train on this machine)",
     )
 
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         return TARGET_MISSED
     print(one_line(f"wrote {args.out / 'result.json'} and {args.out / BEST}"))
     command = typed("train", "--config", args.out / BEST, "--data", args.data)
-    print(f"to train with the best settings: {command}")
+    print(f"to train with the best settings, run {command}")
     return 0
 
 
@@ -104,14 +104,16 @@ def _check_owner(lock: "RunLock") -> None:
 
 
 def _settings(args: argparse.Namespace) -> "StudySettings":
-    """Return the settings of the study that the options describe. Raises ConfigError."""
+    """Return the settings of the study that the options describe."""
     from bert_tools.tune.space import read_space
     from bert_tools.tune.study import StudySettings
 
     for name, least in (("trials", 1), ("seed", 0)):
         value = getattr(args, name)
         if value < least:
-            raise ConfigError(f"--{name}", f"must be at least {least}, not {value:,}", "raise it")
+            raise ConfigError(
+                f"--{name}", f"must be at least {least}, not {value:,}", f"raise --{name}"
+            )
     config = load_config(args.config, args.set)
     if config.eval.target is None:
         problem = "is 'none', but a search needs a target"
@@ -124,9 +126,8 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
     if args.samples is not None:
         most_samples = args.samples
     if most_samples < config.eval_interval_samples:
-        problem = f"is {most_samples:,}, but the first evaluation is after "
-        problem += f"{config.eval_interval_samples:,} samples"
-        raise ConfigError("--samples", problem, "raise it, or lower eval.interval_samples")
+        problem = f"is {most_samples:,}, but evaluation starts at {config.eval_interval_samples:,}"
+        raise ConfigError("--samples", problem, "raise --samples, or lower eval.interval_samples")
     return StudySettings(
         config=config,
         config_path=args.config,

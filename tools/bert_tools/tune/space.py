@@ -71,7 +71,7 @@ def read_space(path: Path, config: RunConfig) -> Space:
             raise ConfigError(f"{path}: {in_brief(name)}", "unknown table", "use [[parameter]]")
     entries = tables.get("parameter")
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(str(path), "has no [[parameter]] tables", _REMEDY)
+        raise ConfigError(str(path), "contains no [[parameter]] tables", _REMEDY)
     return tuple(
         _read_parameter(entry, f"{path}: parameter {number}", config)
         for number, entry in enumerate(entries, 1)
@@ -128,7 +128,7 @@ def _rounded(value: float) -> float:
 
 
 def _read_parameter(entry: object, where: str, config: RunConfig) -> Parameter:
-    """Check a [[parameter]] table and return the parameter. Raises ConfigError."""
+    """Check a [[parameter]] table and return the parameter. Raises ConfigError if it is invalid."""
     if not isinstance(entry, dict):
         raise ConfigError(where, "is not a table", _REMEDY)
     for name in entry:
@@ -138,20 +138,19 @@ def _read_parameter(entry: object, where: str, config: RunConfig) -> Parameter:
     key = entry.get("key")
     if not isinstance(key, str) or key.partition(".")[0] not in SECTIONS:
         problem = f"key is {in_brief(key)}"
-        remedy = f"use a setting of {', '.join(SECTIONS)}, because a trial must not change how "
-        remedy += "it is measured"
+        remedy = f"use a setting of {', '.join(SECTIONS)}, because others change what is measured"
         raise ConfigError(where, problem, remedy)
     where = f"{where}, {in_brief(key)}"
     when = entry.get("when", {})
     if not isinstance(when, dict):
-        raise ConfigError(where, "when is not a table", 'write when = { "optim.name" = "lamb" }')
+        raise ConfigError(where, "`when` is not a table", 'write when = { "optim.name" = "lamb" }')
     conditions = tuple((name, checked_setting(name, value, where)) for name, value in when.items())
     if "choices" not in entry:
         return _read_range(entry, key, conditions, where, config)
     values = entry["choices"]
     if not isinstance(values, list) or not values or set(entry) - {"key", "choices", "when"}:
-        remedy = "use either choices = [...] or low and high"
-        raise ConfigError(where, "choices must be a list of values, without a range", remedy)
+        remedy = "use either `choices = [...]`, or `low` and `high`"
+        raise ConfigError(where, "`choices` must be a list, without a range", remedy)
     choices = tuple(checked_setting(key, value, where) for value in values)
     return Parameter(key=key, when=conditions, choices=tuple(dict.fromkeys(choices)))
 
@@ -176,8 +175,10 @@ def _read_range(
     if entry.get("of", "value") == "config":
         own = config_value(config, key)
         if not isinstance(own, int | float) or own <= 0:
-            problem = f"is {in_brief(own)} in the config, but its multiples are to be searched"
-            raise ConfigError(where, problem, "set it above 0, or remove of = 'config'")
+            problem = f"is {in_brief(own)} in the config, so its multiples cannot be searched"
+            raise ConfigError(
+                where, problem, "set it above 0 in the config, or remove of = 'config'"
+            )
         low, high = low * own, high * own
         if isinstance(own, int):
             low, high = float(math.floor(low)), float(math.ceil(high))
@@ -190,20 +191,20 @@ def _read_range(
 def _check_range(low: float, high: float, scale: Scale, where: str, *, is_integer: bool) -> None:
     """Raise ConfigError if a range is empty or contains values that its scale does not allow."""
     if not low < high:
-        problem = f"low is {low:g}, which is not below high, {high:g}"
+        problem = f"low is {low:g}, which is not below high ({high:g})"
         raise ConfigError(where, problem, "set low below high")
     if scale == "log" and low <= 0:
-        problem = f"low is {low:g}, which is impossible on a logarithmic scale"
+        problem = f"low is {low:g}, which a logarithmic scale does not allow"
         raise ConfigError(where, problem, "set low above 0")
     if scale == "log_below_one" and (high >= 1 or is_integer):
-        problem = f"is {low:g} .. {high:g}, but the scale log_below_one needs numbers below 1"
+        problem = f"ranges from {low:g} to {high:g}, but log_below_one needs real numbers below 1"
         raise ConfigError(where, problem, "set high below 1, or use another scale")
 
 
 def _number(entry: Mapping[str, Any], end: str, where: str) -> float:
-    """Return an end of a parameter's range. `end` is its key, "low" or "high".
+    """Return an end of a parameter's range, whose key `end` is "low" or "high".
 
-    Raises ConfigError.
+    Raises ConfigError if it is not a number.
     """
     value = entry.get(end)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**53:

@@ -153,7 +153,7 @@ def open_journal(path: Path) -> "JournalStorage":
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     if path.is_symlink():
-        raise DataError(str(path), "is a link, which is not followed for writing", _REMEDY)
+        raise DataError(str(path), "is a symbolic link, to which nothing is written", _REMEDY)
     if path.exists():
         with path.open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
@@ -200,7 +200,7 @@ def open_study(directory: Path, settings: StudySettings) -> "Study":
 
 
 def search(study: "Study", settings: StudySettings, directory: Path, trials: int) -> None:
-    """Run trials until `trials` have ended, including those of earlier searches.
+    """Run trials until `trials` of them have ended, including those of earlier searches.
 
     The drawn values depend only on the seed and the trials that have ended, so an interrupted study
     continues as it would have without the interruption. Raises ConfigError if the trainer does not
@@ -224,7 +224,7 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
         failures = failures + 1 if ending.how == "failed" else 0
         if failures >= MOST_FAILURES:
             problem = f"{failures} trainings in a row failed (the last one: {ending.why})"
-            remedy = f"see {LOG} of the last trials in {directory / 'trials'}"
+            remedy = f"read {LOG} of the last trials in {directory / 'trials'}"
             raise ConfigError("tune", problem, remedy)
 
 
@@ -357,8 +357,10 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
         text = (folder / LOG).read_bytes()[-4096:].decode("utf-8", "replace").strip()
         last_line = text.splitlines()[-1] if text else "nothing was printed"
         if status == MISTAKE:
-            problem = f"the training was refused: {one_line(last_line)}"
-            remedy = f"fix it and run the same command again to continue (see {folder / LOG})"
+            problem = f"`train` stopped with an error: {one_line(last_line)}"
+            remedy = (
+                f"fix its cause, and run the same command again to continue (see {folder / LOG})"
+            )
             raise ConfigError("tune", problem, remedy)
         return Ending(how="failed", why=f"training exited with status {status}: {last_line}")
     try:  # The training ended by itself, even if it was told to stop in the meantime.
@@ -418,7 +420,9 @@ def _start_training(
             )
         except OSError as error:
             problem = f"{command[0]!r} cannot be started ({error.strerror})"
-            raise ConfigError("--trainer", problem, "check the command and its PATH") from None
+            raise ConfigError(
+                "--trainer", problem, "check the command and the variable PATH"
+            ) from None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -1,8 +1,8 @@
 """Models the time that a device needs for the phases of a step.
 
 A phase is the forward or the backward pass of the embeddings, one encoder layer or the heads. Its
-time is the sum of three parts: matrix products, which run in waves of tiles, attention, and memory
-accesses.
+time is the sum of the times of matrix products, attention and memory accesses. Matrix products run
+in waves of tiles.
 
 Shape letters: R ranks, T tokens, D hidden, F feed-forward width, V vocabulary. Times are in ms.
 """
@@ -41,14 +41,11 @@ class Device:
 
     @property
     def activation_bytes(self) -> int:
-        """Return the bytes of one activation element in memory.
-
-        Activations have 16 bits even if matrix products use fp8.
-        """
+        """Return the bytes per activation element, which are 4 for fp32 and 2 for bf16 and fp8."""
         return 4 if self.precision == "fp32" else 2
 
     def product_ms(self, rows: Float64Array, columns: int, inner: int) -> Float64Array:
-        """Return the time of a matrix product [rows, inner] x [inner, columns] in ms, [R].
+        """Return each rank's time for a product [rows, inner] x [inner, columns], in ms, [R].
 
         The time is rounded up to whole waves of tiles. `rows`, [R], has one value per rank. `inner`
         is not rounded up to whole tiles.
@@ -59,10 +56,10 @@ class Device:
         return time
 
     def weight_gradient_ms(self, tokens: Float64Array, columns: int, inner: int) -> Float64Array:
-        """Return the time to compute a weight gradient [columns, inner] in ms, [R].
+        """Return each rank's time to compute a weight gradient [columns, inner], in ms, [R].
 
-        The gradient is a sum over `tokens`, [R]. The sum may be split, so that more tiles can be
-        computed at the same time.
+        The gradient is a sum over the rank's `tokens`, [R]. The sum may be split, so that more
+        tiles can be computed at the same time.
         """
         tiles = np.ceil(columns / TILE) * np.ceil(inner / TILE)
         splits = np.arange(1, _MAX_SPLITS + 1)
@@ -71,10 +68,10 @@ class Device:
         return time
 
     def attention_ms(self, attended: Float64Array, hidden: int, products: int) -> Float64Array:
-        """Return the time of attention with `products` matrix products in ms, [R].
+        """Return each rank's time for attention with `products` matrix products, in ms, [R].
 
-        `attended`, [R], counts the pairs of query and key, and `hidden` is D. Each product needs
-        2 * D operations per pair.
+        `attended`, [R], counts the pairs of query and key, and `hidden` is the number of channels.
+        Each product needs 2 * `hidden` operations per pair.
         """
         rate = self._rate(self.constants.attention_efficiency, "bf16")
         time: Float64Array = 2 * products * hidden * attended / rate
@@ -86,16 +83,16 @@ class Device:
         return np.asarray(num_bytes, dtype=np.float64) / rate
 
     def kernels_ms(self, count: float) -> float:
-        """Return the overhead of `count` kernels in ms, not including the work that they do."""
+        """Return the fixed overhead of `count` kernels in ms, without the time of their work."""
         return count * self.constants.kernel_overhead_us / 1e3
 
     def _tile_ms(self, inner: int) -> float:
-        """Return the time of one wave of tiles in ms. Each element is a sum of `inner` products."""
+        """Return the time in ms in which each multiprocessor computes one tile of `inner` terms."""
         rate = self._rate(self.constants.matrix_efficiency, self.precision)
         return 2 * TILE * TILE * inner * self.accelerator.multiprocessors / rate
 
     def _rate(self, efficiency: float, precision: MatrixPrecision) -> float:
-        """Return the achieved operations per millisecond, the peak rate times `efficiency`."""
+        """Return the achieved operations per millisecond, that is the peak rate x `efficiency`."""
         if self.precision == "fp32":
             precision = "fp32"
         return 1e9 * self.accelerator.peak_tflops(precision) * efficiency
@@ -104,7 +101,7 @@ class Device:
 def layer_ms(
     device: Device, work: Workload, rows: Float64Array
 ) -> tuple[Float64Array, Float64Array]:
-    """Return the forward time and the backward time of an encoder layer in ms, float64 [R] each.
+    """Return each rank's forward and backward time for an encoder layer in ms, float64 [R] each.
 
     `rows`, float64 [R], counts the token positions that the layer computes after attention. In the
     last layer, these are only the masked positions.
@@ -135,7 +132,7 @@ def layer_ms(
 
 
 def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """Return the forward time and the backward time of the masked-LM head in ms, float64 [R] each.
+    """Return each rank's forward and backward time for the masked-LM head in ms, float64 [R] each.
 
     `rows`, float64 [R], counts the masked positions.
     """
@@ -155,7 +152,7 @@ def head_ms(device: Device, rows: Float64Array) -> tuple[Float64Array, Float64Ar
 
 
 def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """Return the forward time and the backward time of the embeddings in ms, float64 [R] each.
+    """Return each rank's forward and backward time for the embeddings in ms, float64 [R] each.
 
     `tokens`, float64 [R], counts tokens. The embeddings are three tables and a LayerNorm.
     """
@@ -167,8 +164,8 @@ def embedding_ms(device: Device, tokens: Float64Array) -> tuple[Float64Array, Fl
 class Phase:
     """The forward or the backward pass of the embeddings, one encoder layer or the heads.
 
-    `device_ms` is the phase's time on the device in ms, [R]. `launches` is the number of kernels
-    that the host launches for the phase.
+    `device_ms` is the phase's time on each rank's device in ms, [R]. `launches` is the number of
+    kernels that the host launches for the phase.
     """
 
     name: str
@@ -181,7 +178,7 @@ class Phase:
 class SentBucket:
     """A bucket of gradients that are sent together.
 
-    The bucket is ready after the fraction `fraction` of the backward phase with the number `phase`.
+    It is ready when the fraction `fraction` of the backward phase with number `phase` is done.
     """
 
     num_bytes: int

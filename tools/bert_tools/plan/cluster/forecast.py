@@ -62,7 +62,7 @@ _STEP_NAMES = ("part of a step (mean over ranks)", "time", "of the step")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTime:
-    """The parts of a run's time: steps and evaluations, and the time of each.
+    """The parts of a run's time: the numbers of steps and evaluations, and the time of each one.
 
     `step_ms` is the mean over the simulated steps.
     """
@@ -96,7 +96,7 @@ class Simulated:
 
     @property
     def imbalance_tokens(self) -> float:
-        """Return the ranks' maximum of real tokens divided by their mean, averaged over steps."""
+        """Return the most real tokens of a rank divided by the ranks' mean, averaged over steps."""
         each = [float(work.real_tokens.max() / work.real_tokens.mean()) for work in self.works]
         return sum(each) / len(each)
 
@@ -110,7 +110,7 @@ class Simulated:
     def parts_ms(self) -> dict[str, float]:
         """Return the parts of a step in ms, averaged over ranks and simulated steps.
 
-        They add up to the time of the step.
+        The parts add up to the time of the step.
         """
         return {
             name: sum(float(timing.parts[name].mean()) for timing in self.timings)
@@ -168,9 +168,9 @@ def simulate(
 ) -> Simulated:
     """Simulate several steps of a config and forecast its run.
 
-    `origin` is the config's name. It determines the accelerator if `accelerator` is None.
-    The range treats the assumed constants as independent. Each constant's bounds change the run's
-    time. The changes of all constants are combined as the square root of the sum of their squares.
+    `origin` is the config's name, which determines the accelerator if `accelerator` is None. For
+    the range, the assumed constants are independent. Each constant's bounds change the run's time,
+    and these changes are combined as the square root of the sum of their squares.
 
     Raises ConfigError if the simulator does not support the config, or if the sampler cannot draw
     its batch.
@@ -212,7 +212,7 @@ def simulate(
 def _job_of(
     config: RunConfig, origin: str, accelerator: AcceleratorName | None, node_gb_s: float | None
 ) -> Job:
-    """Return the simulator's job for a config.
+    """Return the simulator's description of a config's program and machine.
 
     Raises ConfigError for a run on a CPU, for a model other than BERT-large, and for lengths,
     kernels, optimizers or machines that the simulator does not support.
@@ -220,28 +220,28 @@ def _job_of(
     model, parallel, usual = config.model, config.parallel, ModelSection()
     shape = ("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads")
     if config.run.device == "cpu" or any(getattr(model, n) != getattr(usual, n) for n in shape):
-        problem = "is not BERT-large on GPUs, the only case that can be simulated"
+        problem = "does not train BERT-large on GPUs, the only case that can be simulated"
         raise ConfigError(origin, problem, "pass another config, such as dgxa100_8x8x48x1")
     if config.data.max_seq_length != 512 or model.kernels == "reference":
-        problem = "has a length other than 512 or the reference kernels, which cannot be simulated"
-        remedy = "do not change data.max_seq_length and model.kernels"
+        problem = "uses reference kernels or sequences not of 512 tokens, which are unsupported"
+        remedy = "set data.max_seq_length to 512 and model.kernels to auto"
         raise ConfigError(origin, problem, remedy)
     if config.optim.name == "muon":
-        problem = "is 'muon', for which no samples to target are published"
+        problem = "is 'muon', but no published result with muon says how many samples it needs"
         raise ConfigError("optim.name", problem, "use another optimizer")
     if parallel.world_size > MAX_RANKS:
-        problem = f"makes {parallel.world_size:,} ranks"
+        problem = f"results in {parallel.world_size:,} ranks"
         raise ConfigError("parallel.nodes", problem, f"use at most {MAX_RANKS:,} ranks")
     if node_gb_s is not None and not _MIN_GB_S <= node_gb_s <= _MAX_GB_S:
-        remedy = f"set it to a rate from {_MIN_GB_S:g} to {_MAX_GB_S:g} GB/s"
+        remedy = f"set --node-bandwidth to a rate from {_MIN_GB_S:g} to {_MAX_GB_S:g} GB/s"
         raise ConfigError("--node-bandwidth", f"is {node_gb_s:g}", remedy)
     named = (each for each in ACCELERATORS[::-1] if each in origin)
     name = accelerator or next(named, "a100")
     machine = make_machine(name, parallel.nodes, parallel.ranks_per_node, node_gb_s)
     precision = "bf16" if model.precision == "bf16_autocast" else model.precision
     if not machine.accelerator.peak_tflops(precision):
-        problem = f"is {precision}, which {name} does not support"
-        raise ConfigError("model.precision", problem, "use bf16, or another accelerator")
+        problem = f"is {precision}, which the accelerator {name} does not support"
+        raise ConfigError("model.precision", problem, "use bf16, or another --accelerator")
     shards: dict[str, Scope] = {"zero1_node": "node", "zero1": "world"}
     return Job(
         machine=machine,
@@ -309,7 +309,7 @@ def _published(found: Simulated) -> dict[str, float] | None:
 
 
 def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
-    """Yield the lines for the terminal, from the machine to the expected errors of the forecast."""
+    """Yield the lines for the terminal, which describe the machine, the step and the forecast."""
     parallel, run, estimate = config.parallel, found.run, found.estimate
     accumulated = parallel.grad_accum_steps
     micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""

@@ -151,18 +151,18 @@ def default_constants() -> Constants:
 
 
 def ring_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Return the time of a ring all-reduce over p ranks, in ms.
+    """Return the time of a ring all-reduce in ms.
 
-    It sends 2 (p - 1) messages in sequence, each with 1/p of the bytes.
+    Each of p ranks sends 2 (p - 1) messages in sequence, each with 1/p of the bytes.
     """
     return 2 * ring_all_gather_ms(num_bytes, ranks, gb_s, latency_us)
 
 
 def ring_all_gather_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: float) -> float:
-    """Return the time of a ring all-gather over p ranks, in ms.
+    """Return the time of a ring all-gather in ms.
 
-    It sends p - 1 messages in sequence, each with 1/p of `num_bytes`. A reduce-scatter takes the
-    same time.
+    Each of p ranks sends p - 1 messages in sequence, each with 1/p of `num_bytes`. A reduce-scatter
+    takes the same time.
     """
     return (ranks - 1) * (num_bytes / ranks / gb_s / 1e6 + latency_us / 1e3)
 
@@ -179,7 +179,7 @@ def tree_all_reduce_ms(num_bytes: float, ranks: int, gb_s: float, latency_us: fl
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Models the times of collectives over the ranks of a machine.
+    """A model of the times of collectives over the ranks of a machine.
 
     An all-reduce uses the fastest of the modeled algorithms.
     """
@@ -198,13 +198,13 @@ class Network:
         return self.machine.by_links().node_gb_s * self.constants.network_efficiency
 
     def all_reduce_ms(self, num_bytes: float) -> float:
-        """Return the time to all-reduce a buffer of `num_bytes`, or 0 for one rank."""
+        """Return the time in ms of an all-reduce of a buffer of `num_bytes`, or 0 for one rank."""
         if self.machine.world_size == 1:
             return 0.0
         return self.constants.collective_start_us / 1e3 + min(self.all_reduce_times(num_bytes))
 
     def reduce_scatter_ms(self, num_bytes: float) -> float:
-        """Return the time of a reduce-scatter, which is half of the time of an all-reduce."""
+        """Return the time of a reduce-scatter in ms, which is half the time of an all-reduce."""
         return self.all_reduce_ms(num_bytes) / 2
 
     def all_reduce_times(self, num_bytes: float) -> list[float]:
@@ -231,7 +231,7 @@ class Network:
         ]
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
-        """Return the time of an all-gather inside each node, after which a rank has `num_bytes`."""
+        """Return the time in ms of an all-gather in each node, whose result has `num_bytes`."""
         return self._gather_by_links_ms(num_bytes, self.machine.gpus_per_node)
 
     def _gather_by_links_ms(self, num_bytes: float, ranks: int) -> float:
@@ -242,7 +242,7 @@ class Network:
         return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
 
     def all_gather_ms(self, num_bytes: float) -> float:
-        """Return the time of an all-gather over all ranks, between nodes and then inside them."""
+        """Return the time in ms of an all-gather over all ranks, between nodes and then in them."""
         machine = self.machine.by_links()
         inside = self._gather_by_links_ms(num_bytes, machine.gpus_per_node)
         if machine.nodes == 1:

@@ -111,15 +111,12 @@ class StepTiming:
 
     @property
     def forward_ms(self) -> float:
-        """Return the time of the forward and backward pass on the slowest rank.
-
-        Communication is not included.
-        """
+        """Return the forward and backward time of the slowest rank in ms, without communication."""
         return float(self.ends[-1].max()) - self.input_ms
 
     @property
     def reduced(self) -> float:
-        """Return the time at which the gradients of all buckets have been averaged."""
+        """Return the time in ms at which the gradients of all buckets have been averaged."""
         slowest = float(self.backward_end.max())
         return max(slowest, self.communication[-1][1]) if self.communication else slowest
 
@@ -141,14 +138,14 @@ class StepTiming:
 
     @property
     def exposed_ms(self) -> float:
-        """Return the communication time that does not overlap with computation."""
+        """Return the communication time in ms that does not overlap with computation."""
         return self.reduced - float(self.backward_end.max()) + self.all_gather_ms
 
     @cached_property
     def parts(self) -> dict[str, Float64Array]:
         """Return the parts of each rank's step in ms, [R] each: first its work, then its waits.
 
-        They add up to the time of the step.
+        The parts of a rank add up to the time of the step.
         """
         ones = np.ones(self.starts.shape[1])
         work = np.array([phase.device_ms for phase in self.phases])
@@ -176,9 +173,10 @@ class StepTiming:
 
 
 def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
-    """Simulate one step. The factors `speed`, [R], multiply the ranks' device times (jitter).
+    """Simulate one step and return the times of its events.
 
-    All ranks start together, because an all-reduce ended the previous step.
+    `speed`, [R], has factors for the ranks' device times (jitter). All ranks start together,
+    because an all-reduce ended the previous step.
     """
     phases = [replace(phase, device_ms=phase.device_ms * speed) for phase in job.phases(work)]
     input_ms = _gather_ms(job, work.input_scope, work.input_bytes)
@@ -226,7 +224,7 @@ def jitter(ranks: int, fraction: float, seed: int) -> Float64Array:
 def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
     """Return the time of an all-gather over `scope`, in ms.
 
-    It gathers samples before the forward pass, or weights after the update.
+    The all-gather collects samples before the forward pass, or weights after the update.
     """
     if scope == "none":
         return 0.0
@@ -237,8 +235,8 @@ def _gather_ms(job: Job, scope: Scope, num_bytes: float) -> float:
 def _reduce_ms(job: Job, num_bytes: float) -> float:
     """Return the time to average `num_bytes` of gradients over the ranks, in ms.
 
-    This is a reduce-scatter if the optimizer state is sharded over all ranks, because each rank
-    then needs only its own part. Otherwise it is an all-reduce.
+    The ranks use a reduce-scatter if the optimizer state is sharded over all of them, because each
+    rank then needs only its own part. Otherwise they use an all-reduce.
     """
     scattered = job.sharding == "world" or (job.sharding == "node" and job.machine.nodes == 1)
     network = job.network
@@ -248,7 +246,7 @@ def _reduce_ms(job: Job, num_bytes: float) -> float:
 def _run_phases(
     job: Job, phases: list[Phase], begin: float, ranks: int
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Simulate the phases from the time `begin`.
+    """Simulate the phases, of which the first starts at the time `begin`.
 
     Returns the phases' starts and ends on the device, and the times at which the host has launched
     them, [P, R] each. A phase starts when the previous phase has ended and the host has started to
@@ -272,9 +270,9 @@ def _send_buckets(
 ) -> tuple[Float64Array, list[tuple[float, float]], Float64Array]:
     """Simulate the communication of the gradient buckets.
 
-    A bucket is sent when it is ready on the slowest rank and the previous bucket was sent. Returns
-    the end of each rank's backward pass, [R], the start and end of each bucket's communication, and
-    the time by which communication slows each rank's backward pass, [R].
+    A bucket is sent when it is ready on the slowest rank and the previous bucket has been sent.
+    Returns the end of each rank's backward pass, [R], the start and end of each bucket's
+    communication, and the time by which communication slows each rank's backward pass, [R].
     """
     ranks = starts.shape[1]
     slowdown = job.constants.overlap_slowdown
@@ -311,7 +309,7 @@ def _update(
 
 
 def _weights_gather_ms(job: Job, forward: list[Phase]) -> float:
-    """Return the part of the time to gather updated weights that computation does not hide, in ms.
+    """Return the time to gather updated weights that does not overlap with computation, in ms.
 
     A captured step gathers all weights before it ends. Otherwise the weights arrive bucket by
     bucket during the forward pass, in the order in which its phases need them.

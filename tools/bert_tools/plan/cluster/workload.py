@@ -1,7 +1,4 @@
-"""Computes every rank's work in a step from the lengths of the rank's samples.
-
-Shape letter: R ranks.
-"""
+"""Computes every rank's work in a step from the lengths of its samples, for R ranks."""
 
 from dataclasses import dataclass
 
@@ -46,10 +43,10 @@ class Workload:
 
 
 def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Workload]:
-    """Plan the first micro-batch of `draws` steps out of the first thousand steps.
+    """Plan `draws` steps, spread over the first thousand, and return the work of each one.
 
-    In a captured step, all micro-batches are padded to the size of the largest one. Raises
-    ConfigError, as `SampleIndex.planner` does.
+    The work is that of the step's first micro-batch. In a captured step, all micro-batches are
+    padded to the size of the largest one. Raises ConfigError, as `SampleIndex.planner` does.
     """
     planner = index.planner(config)
     is_captured = config.run.step_mode == "captured"
