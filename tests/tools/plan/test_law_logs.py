@@ -62,7 +62,7 @@ def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path, how):
     names = [each.args[0].partition(",")[0] for each in skipped]
     assert names == ([] if how == "aborted" else [str(directory / "result_4.txt")])
     fail(directory / "result_7.txt", how)
-    no_entry(tmp_path, f"{directory}: 2 of 10 runs failed or cannot be read")
+    no_entry(tmp_path, f"{directory}: 2 of 10 runs failed or have an unreadable log")
 
 
 def test_few_runs_have_a_mean_but_not_of_failed_ones_other_ranks_or_absurd_counts(tmp_path):
@@ -71,13 +71,13 @@ def test_few_runs_have_a_mean_but_not_of_failed_ones_other_ranks_or_absurd_count
     entry = only(tmp_path)  # the logs' own ranks come before the description
     assert (entry.accelerators, entry.time_min) == (8, pytest.approx(4.0))
     write_run(directory / "result_2.txt", 4.0, 1000, ranks=64)
-    no_entry(tmp_path, "has runs on 8 and 64 ranks")
+    no_entry(tmp_path, "different numbers of ranks, 8 and 64")
     (directory / "result_2.txt").unlink()
     write_run(directory / "result_2.txt", 4.0, 10**15, ranks=8)
-    no_entry(tmp_path, "more than 1,000,000,000,000 samples")
+    no_entry(tmp_path, "more than 1,000,000,000,000 training samples")
     (directory / "result_2.txt").unlink()
     fail(directory / "result_1.txt", "aborted")
-    no_entry(tmp_path, "1 of 2 runs failed or cannot be read")
+    no_entry(tmp_path, "1 of 2 runs failed or have an unreadable log")
 
 
 def test_without_a_number_of_accelerators_there_is_no_entry(tmp_path):

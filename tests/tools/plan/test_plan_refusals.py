@@ -25,7 +25,7 @@ REFUSED = {
         f"--data {'x' * 200}": "no such directory",
     },
     "balance": {
-        "--config cpu_tiny": "--config: its sequences have at most 64 tokens",
+        "--config cpu_tiny": "--config: the config's sequences have at most 64 tokens",
     },
     BUCKETS: {
         "--set model.num_layers=0": "model.num_layers must be from 1 to 1,000, not 0",
@@ -33,35 +33,35 @@ REFUSED = {
     },
     SUGGEST: {
         "--nodes 0": "--nodes: is 0",
-        "--nodes 5000": "40,000 ranks, but the largest batch has 16,384 sequences",
+        "--nodes 5000": "40,000 ranks, but a batch has at most 16,384 sequences",
         "--nodes 1 --out own_2x8x56x1.toml": "must be named after the size in [parallel], 1x8x56x1",
         "--nodes 1 --out missing/own.toml": "No such file or directory",
     },
     LAW: {
         "--filter colour=red": "--filter: cannot read 'colour=red'",
         "--filter accelerators>=many": "write a number after >=",
-        "--filter round=2.1 --filter accelerators=64": "is not enough for a law",
-        "--filter round=9.9": "no entry is left to fit",
+        "--filter round=2.1 --filter accelerators=64": "is not enough to fit a law",
+        "--filter round=9.9": "no entry with a time",
     },
     "law": {
         "nowhere": "nowhere: no such directory",
-        ".": "has no MLPerf log of bert",
+        ".": "contains no MLPerf log of the benchmark bert",
     },
     CLUSTER: {
-        "--set parallel.nodes=60000 --set parallel.local_batch_size=1": "makes 240,000 ranks",
-        "--node-bandwidth 1e-300": "--node-bandwidth: is 1e-300; set it to a rate from 0.01",
+        "--set parallel.nodes=60000 --set parallel.local_batch_size=1": "results in 240,000 ranks",
+        "--node-bandwidth 1e-300": "--node-bandwidth: is 1e-300; set --node-bandwidth to",
         "--node-bandwidth nan": "--node-bandwidth: is nan",
-        "--set model.precision=fp8": "is fp8, which a100 does not support",
+        "--set model.precision=fp8": "is fp8, which the accelerator a100 does not support",
         "--set data.sampler=stratified_6_3_2_5 --set parallel.local_batch_size=5": "16",
     },
     "cluster": {
-        "--config cpu_tiny": "is not BERT-large on GPUs",
+        "--config cpu_tiny": "does not train BERT-large on GPUs",
         f"{H200} --set mlperf.enforce_rules=false --set model.architecture=modern "
-        "--set model.objective=mlm": "is not BERT-large on GPUs",
-        f"{H200} --set model.kernels=reference": "which cannot be simulated",
+        "--set model.objective=mlm": "does not train BERT-large on GPUs",
+        f"{H200} --set model.kernels=reference": "uses reference kernels",
         "--config open_muon_dgxa100_128x8x16x1": "optim.name: is 'muon'",
         f"{H200} --set data.max_seq_length=128 --set mlperf.enforce_rules=false "
-        "--set data.max_predictions=20": "has a length other than 512",
+        "--set data.max_predictions=20": "sequence length other than 512",
     },
 }
 

@@ -37,7 +37,7 @@ def test_at_a_knot_the_published_set_comes_back():
     batches = [knot.global_batch_size for knot in knots()]
     assert batches == sorted(set(batches)) and batches[-1] == LARGEST
     for batch in (0, LARGEST + 1):
-        with pytest.raises(ConfigError, match="use a batch from 1 to 16,384"):
+        with pytest.raises(ConfigError, match="use a batch of 1 to 16,384"):
             lamb_recipe(batch)
 
 

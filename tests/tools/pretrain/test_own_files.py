@@ -41,7 +41,7 @@ def test_a_directory_is_read_by_name_at_any_depth(tmp_path):
 
 
 def test_a_file_that_is_named_is_text_whatever_it_is_called(tmp_path):
-    with pytest.raises(DataError, match="has no text files; pass files with these endings: "):
+    with pytest.raises(DataError, match="contains no text files; pass files with these endings: "):
         find_files(tmp_path)
     path = tmp_path / "corpus.dump"
     with pytest.raises(DataError, match="No such file"):

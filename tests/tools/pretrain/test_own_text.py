@@ -172,9 +172,9 @@ def test_a_directory_of_something_else_is_refused(wanted, whole, tmp_path):
     record = json.loads((out / "corpus.json").read_text())
     longer = replace(SETTINGS, max_seq_length=64)
     for change, problem in (
-        ({"documents": "file"}, "was made with documents = empty-line, which is now file"),
-        ({"vocab_size": 301}, "was made with vocabulary = own, 300 tokens, which is now own, 301"),
-        ({"settings": longer}, "was made with max_seq_length = 48, which is now 64"),
+        ({"documents": "file"}, "was prepared with documents = empty-line, which is now file"),
+        ({"vocab_size": 301}, "prepared with vocabulary = own, 300 tokens, which is now own, 301"),
+        ({"settings": longer}, "was prepared with max_seq_length = 48, which is now 64"),
     ):
         # Finished, and as if it had been stopped before its end.
         for written in (record, {"settings": record["settings"]}):
@@ -197,7 +197,7 @@ def test_a_directory_of_files_and_what_is_said_of_it(wanted, tmp_path, texts, ca
     free = replace(wanted, source=source, documents=None)
     out = make(free, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(" MB in 150 files, read with --documents file")
+    assert lines[0].endswith(" MB of text in 150 files, read with --documents file")
     assert "not read: 1 .png, 1 .pdf (first 'caf\\udce9.png')" in lines
     record = json.loads((out / "corpus.json").read_text())
     assert record["rules"]["documents"] == "file"
@@ -207,7 +207,7 @@ def test_a_directory_of_files_and_what_is_said_of_it(wanted, tmp_path, texts, ca
     lost = 150 * len(figures)
     assert record["characters"]["reasons"] == {"few letters": lost}
     assert record["characters"]["left_out"] == lost
-    assert any(line.endswith(f" characters (few letters {lost:,})") for line in lines)
+    assert any(line.endswith(f" are left out (few letters {lost:,})") for line in lines)
     assert not any("warning" in line for line in lines)
 
 
@@ -225,8 +225,8 @@ def test_much_that_is_left_out_is_a_warning(wanted, tmp_path, texts, capsys):
     wanted.source.write_text("\n\n".join([*texts, *["too short by itself"] * 300]))
     make(wanted, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    (warning,) = (line for line in lines if line.startswith("warning: left out: "))
-    assert warning.endswith(" characters (too short 5,700)")
+    (warning,) = (line for line in lines if line.startswith("warning: "))
+    assert warning.endswith(" characters are left out (too short 5,700)")
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [1] * 39 + [20], [1] * 6, [1] * 500])
@@ -278,7 +278,7 @@ def test_options_are_checked_before_the_text_is_read(wanted, tmp_path):
         ({"settings": replace(SETTINGS, dupe_factor=-1)}, "out", 1, "dupe_factor: is -1"),
         ({}, "out", 0, "workers: is 0"),
         *(
-            ({}, out, 1, r"--out: files in .* would be read as text of")
+            ({}, out, 1, r"--out: files in .* would be read as part of the text in")
             for out in ("text", "text/data", "text/../text/a/b", ".")
         ),
     ):
@@ -320,5 +320,5 @@ def test_a_stopped_run_goes_on_with_the_same_text_alone(wanted, tmp_path, monkey
         make(wanted, out)
     assert (out / "vocab.txt").exists()
     wanted.source.write_text(original.replace("wakord", "wakwort"))
-    with pytest.raises(DataError, match="was made from other text; pass a new directory"):
+    with pytest.raises(DataError, match="was prepared from a different text; pass a new directory"):
         make(wanted, out)

@@ -114,7 +114,10 @@ def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     assert "TEXT: there is no file" in refusal(capsys, "pretrain", tmp_path / "none", *out)
     text = write_letters(tmp_path / "text")
     for place, problem in (
-        (text / "out", f"--out: files in {text / 'out'} would be read as text of {text}"),
+        (
+            text / "out",
+            f"--out: files in {text / 'out'} would be read as part of the text in {text}",
+        ),
         (Path(__file__) / "out", f"{Path(__file__) / 'out'}/run: Not a directory"),
     ):
         assert problem in refusal(capsys, "pretrain", text, "--out", place)

@@ -161,7 +161,7 @@ def test_linked_folders_are_read_once(tmp_path):
 def test_a_readme_beside_the_data_is_not_the_data(capsys, tmp_path, contents):
     write(tmp_path / "text", contents)
     said = refusal(capsys, *prepare(tmp_path / "text", tmp_path / "out"))
-    assert "more than half of its bytes are not read: " in said and "--also" in said
+    assert "more than half of the bytes are not read: " in said and "--also" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -209,7 +209,7 @@ FAULTS = {  # text, options, what is said, and what would help
     "another encoding": (
         "\n\n".join("größer über Flüsse" * 3 for _ in range(50)).encode("latin-1"),
         (),
-        "1 of 1 files are not Unicode text (first 'text.txt')",
+        "1 of 1 files are not Unicode text (the first is 'text.txt')",
         "iconv",
     ),
 }
@@ -234,6 +234,6 @@ def test_other_encodings_of_unicode_are_read_and_said(capsys, tmp_path):
     write(tmp_path, {"utf8/a.txt": texts, "utf16/a.txt": texts.encode("utf-16")})
     run(capsys, tmp_path / "utf8", tmp_path / "out8")
     said = run(capsys, tmp_path / "utf16", tmp_path / "out16")
-    assert "encodings: 1 in UTF-16-LE, the others in UTF-8\n" in said
+    assert "encodings of the files: 1 in UTF-16-LE, and all others in UTF-8\n" in said
     held = [(tmp_path / out / "text" / "eval.txt").read_bytes() for out in ("out8", "out16")]
     assert held[0] == held[1]

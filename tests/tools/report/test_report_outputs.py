@@ -45,7 +45,7 @@ def test_tensorboard_reads_what_is_written(run, tmp_path, told):
     assert found == [(each["step"], pytest.approx(each["mlm_accuracy"])) for each in records_of()]
     assert {each.value for each in events.Scalars("step_ms")} == {20.0}
     again = told("report", "tensorboard", run, "--out", directory, status=2)
-    assert "already has an event file" in again
+    assert "already contains an event file" in again
 
 
 REFUSED = {
@@ -53,7 +53,7 @@ REFUSED = {
     "report page run --out missing/x.html": "missing/x.html: No such file or directory",
     "report page missing": "missing: No such file or directory",
     "report tensorboard run --out run/run_0/config.toml": "run/run_0/config.toml: ",
-    "report tensorboard two --out scalars": "has 2 runs; pass one, such as ",
+    "report tensorboard two --out scalars": "has 2 runs; pass one run, such as ",
     "watch missing --once": "no such directory",
     "watch run/run_0/config.toml --once": "pass a run directory",
     "watch a\x1b[31m --once": "a\\x1b[31m",

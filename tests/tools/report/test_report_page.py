@@ -47,7 +47,7 @@ def test_a_run_under_way_has_no_end_and_one_that_was_stopped_says_so(tmp_path):
     with (run / "run_0" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "sam')
     page = checked(page_of(run))
-    assert "still running, or ended by a fault (last written 20" in page.words
+    assert "still running, or ended by a fault (metrics last written 20" in page.words
     assert "there was no evaluation yet" in page.words and "Time to train" not in page.words
     end_run(run / "run_0", "aborted", "SIGTERM")
     assert "stopped by SIGTERM, can be resumed" in checked(page_of(run)).words

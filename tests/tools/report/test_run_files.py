@@ -103,7 +103,7 @@ def test_runs_are_in_their_order_named_once_and_by_what_tells_them_apart(tmp_pat
 
 def test_what_holds_no_run_is_told_so(tmp_path):
     (tmp_path / "e").mkdir()
-    with pytest.raises(UserError, match=r"has no run \(no run_<i>, no metrics\.jsonl\)"):
+    with pytest.raises(UserError, match=r"contains no run \(neither run_<i> nor metrics\.jsonl\)"):
         find_runs([tmp_path / "e"])
     with pytest.raises(UserError, match="No such file or directory; pass a run directory"):
         find_runs([tmp_path / "x"])
@@ -135,7 +135,7 @@ def test_an_environment_is_flat_text(tmp_path):
     assert read_environment(path) == found
     for contents in ("{", "[]", "[" * 100_000):
         path.write_text(contents)
-        with pytest.raises(UserError, match=r"environment\.json: is not valid JSON"):
+        with pytest.raises(UserError, match=r"environment\.json: is not a JSON object"):
             read_environment(path)
 
 

@@ -122,7 +122,7 @@ def test_a_signal_ends_it_and_nothing_is_written(inputs, tmp_path, monkeypatch, 
             signal.signal(number, handler)
     assert os.listdir(tmp_path) == []
     found = capfd.readouterr()
-    assert "SIGTERM: stopping after update 3; nothing was written" in found.err
+    assert "SIGTERM: stopped after update 3, and wrote nothing" in found.err
     assert re.search(
         r"single: update 2/10 +[\d.]+ samples/s +loss [\d.]+ +0:00:\d\d left", found.err
     )

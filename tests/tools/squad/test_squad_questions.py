@@ -81,7 +81,7 @@ def answer(text, start):
         (lambda values: b"", "Expecting value"),
         (lambda values: b"[]", "is not a JSON object"),
         (lambda values: b'{"data": "\xed\xa0\x80"}', "can't decode byte"),  # half a surrogate pair
-        (answer("a computer", 11), "question 'q1': has the answer 'a computer', which is not in"),
+        (answer("a computer", 11), "question 'q1': has the answer 'a computer', which is not at"),
         (answer("a computer", 10**30), "at character an integer of 100 bits"),
         # Where Python, counting from the end, would find it.
         (answer("computer.", 12 - len(CONTEXT)), "at character -31"),
@@ -90,8 +90,8 @@ def answer(text, start):
         (changed(id="\n\x1b[2J" + "x" * 10_000, answers=[]), "has no answers"),
         (changed(is_impossible=True), "question 'q1': has 1 answers, but is_impossible is true"),
         (changed(id="q2"), "question 'q2': occurs 2 times"),
-        (changed(question=None), "question 'q1': has None instead of a text"),
-        (changed(question="a\ud800"), "question 'q1': contains half of"),
+        (changed(question=None), "question 'q1': contains None instead of a text"),
+        (changed(question="a\ud800"), "question 'q1': contains an unpaired"),
         (without("id"), "has no key 'id'"),
         (without("question"), "has no key 'question'"),
         (lambda values: values.pop("data"), "has no key 'data'"),
@@ -128,8 +128,8 @@ def test_answers_are_read_and_what_is_not_of_the_set_is_refused(tmp_path):
     found = read_predictions(path, QUESTIONS)
     assert (found["q1"], found["q2"]) == ("caf\u00e9", "")
     for contents, said in (
-        (b'{"q1": "a"}', "has no text for 1 of 2 questions, such as 'q2'"),
-        (b'{"q1": "a", "q2": null}', "has no text for 1 of 2 questions, such as 'q2'"),
+        (b'{"q1": "a"}', "contains no answer to 1 of 2 questions, such as 'q2'"),
+        (b'{"q1": "a", "q2": null}', "contains no answer to 1 of 2 questions, such as 'q2'"),
         (b'["a"]', "is not a JSON object"),
         (b"", "is not valid JSON"),
     ):

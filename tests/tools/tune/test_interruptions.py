@@ -88,7 +88,7 @@ def test_journals_that_others_left(tmp_path, studied):
     mine.write_text("a line without its end")
     journal.unlink()
     journal.symlink_to(mine)
-    assert "is a link" in studied(trials=1, status=2)
+    assert "is a symbolic link" in studied(trials=1, status=2)
     assert mine.read_text() == "a line without its end"
 
 

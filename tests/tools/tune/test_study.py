@@ -105,11 +105,11 @@ def test_a_trainer_that_cannot_work_ends_the_search(studied):
     assert "3 trainings in a row failed" in error and "out of memory" in error
     # A mistake of the user is told at once, and uses up no trial.
     error = studied("mistaken", study="other", status=2)
-    assert "training was refused: " in error and "no such data" in error
+    assert "stopped with an error: " in error and "no such data" in error
     assert "trial 1 of" not in error
     # Without a trainer of one's own it is `mlperf_bert train`, which refuses data that are none.
     error = studied(trainer=None, study="real", status=2)
-    assert "training was refused: " in error and "dataset.json" in error
+    assert "stopped with an error: " in error and "dataset.json" in error
 
 
 def test_mistakes_are_one_line(tmp_path, studied):

@@ -68,7 +68,10 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     index = wikipedia_index() if args.data is None else SampleIndex.of_set(args.data)
     if index.max_length != config.data.max_seq_length:
         problem = f"the config's sequences have at most {config.data.max_seq_length} tokens"
-        remedy = f"pass such a set with --data, because {index.source} has {index.max_length}"
+        remedy = (
+            f"pass a set of this length with --data, because samples of {index.source} have up to "
+            f"{index.max_length} tokens"
+        )
         raise ConfigError("--config", problem, remedy)
     rows: list[BalanceRow] = []
     left_out: dict[str, str] = {}

@@ -46,7 +46,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """
     config = load_config(args.config, args.set)
     if config.model.architecture != "bert":
-        problem = f"is {config.model.architecture!r}, but only 'bert' is supported"
+        problem = f"is {config.model.architecture!r}, but `plan buckets` supports only 'bert'"
         raise ConfigError("model.architecture", problem, "pass a config with architecture 'bert'")
     precision, cap_mb = config.model.precision, config.parallel.bucket_cap_mb
     dtype = precision if precision in ELEMENT_BYTES else "fp32"  # autocast computes fp32 gradients

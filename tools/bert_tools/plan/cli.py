@@ -41,7 +41,9 @@ def _balance(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     text = "number of steps to plan for each combination of sampler and balance policy"
     parser.add_argument("--draws", type=int, default=60, metavar="N", help=text)
-    text = "prepared set, or its parent, whose sample lengths are used (default: Wikipedia's)"
+    text = (
+        "prepared set or its parent directory, whose sample lengths are used (default: Wikipedia's)"
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help=text)
 
 
@@ -78,7 +80,9 @@ def _cluster(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     text = "type of the GPUs to simulate (default: the type in the config's name, otherwise a100)"
     parser.add_argument("--accelerator", choices=machine.ACCELERATORS, help=text)
-    text = "network bandwidth of a machine in one direction (default: that of a usual machine)"
+    text = (
+        "network bandwidth of a machine per direction, in GB/s (default: that of a usual machine)"
+    )
     parser.add_argument("--node-bandwidth", dest="node_gb_s", type=float, metavar="GB/S", help=text)
 
 

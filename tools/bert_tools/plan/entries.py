@@ -207,8 +207,9 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
     stated = (log.last_number("number_of_ranks") for log in logs)
     ranks = {each for each in stated if each is not None}
     if len(ranks) > 1:
-        problem = f"contains runs of {' and '.join(f'{each:.0f}' for each in sorted(ranks))} ranks"
-        raise DataError(str(directory), problem, "put each system in its own directory")
+        found = " and ".join(f"{each:.0f}" for each in sorted(ranks))
+        problem = f"contains runs with different numbers of ranks, {found}"
+        raise DataError(str(directory), problem, "pass one directory per system")
     minutes = [math.inf] * unreadable  # a failed run counts as infinitely slow
     samples, rates = [], []
     for log in logs:
@@ -219,15 +220,15 @@ def _entry(directory: Path, logs: Sequence[RunLog], unreadable: int) -> Entry:
         minutes.append((stop.time_ms - start.time_ms) / 60_000)
         trained_on = log.last_number("train_samples") or _evaluated_samples(log)
         if trained_on is not None and trained_on > _MAX_SAMPLES:
-            problem = f"reports more than {_MAX_SAMPLES:,} training samples"
-            raise DataError(log.name, problem, "pass the log as the run wrote it")
+            problem = f"reports more than {_MAX_SAMPLES:,} training samples, which is impossible"
+            raise DataError(log.name, problem, "pass the unchanged log of the run")
         if trained_on is not None:
             samples.append(trained_on)
             rates.append(trained_on / (60 * minutes[-1]))
     failed = minutes.count(math.inf)
     max_failed = 1 if len(minutes) >= _MIN_RUNS_FOR_MEAN else 0
     if failed > max_failed:
-        problem = f"{failed} of {len(minutes)} runs failed or cannot be read"
+        problem = f"{failed} of {len(minutes)} runs failed or have an unreadable log"
         remedy = f"add successful runs, because at most {max_failed} of a system's runs may fail"
         raise DataError(str(directory), problem, remedy)
     log, description = logs[0], _description(directory)
@@ -290,6 +291,6 @@ def _accelerators(directory: Path, log: RunLog, description: Mapping[str, Any]) 
     except (TypeError, ValueError):
         nodes = each = 0
     if nodes < 1 or each < 1:
-        remedy = "add the file systems/<system>.json with the number, next to results/"
+        remedy = "add the number to systems/<system>.json, next to the directory results/"
         raise DataError(str(directory), "the number of accelerators is not known", remedy)
     return nodes * each

@@ -109,8 +109,8 @@ def _fit(points: Sequence[tuple[int | None, float | None]]) -> PowerLaw | None:
     sizes, values = np.log(np.array(known)).T
     line = linregress(sizes, values)
     if abs(line.slope) > _MAX_EXPONENT:
-        problem = f"the exponent of {len(known)} entries is {line.slope:.3g}, which is too large"
-        raise ConfigError("plan law", problem, "pass entries of more different sizes")
+        problem = f"the exponent fitted to {len(known)} entries, {line.slope:.3g}, is too large"
+        raise ConfigError("plan law", problem, "pass results whose system sizes differ more")
     degrees = len(known) - 2
     return PowerLaw(
         coefficient=math.exp(line.intercept),

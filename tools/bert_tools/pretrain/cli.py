@@ -3,8 +3,8 @@
     choose a model -> prepare -> train -> measure -> export, with a model card
 
 Initial weights in Hugging Face's format are converted once, before these steps. To resume an
-interrupted command, the user repeats it. If the command had already finished, it prints this and
-does nothing. On several nodes, SLURM or mpiexec starts the ranks, so the user runs the steps one at
+interrupted command, the user repeats it. If the command had already finished, it only
+reports this. On several nodes, SLURM or mpiexec starts the ranks, so the user runs the steps one at
 a time (`--only`).
 """
 
@@ -112,15 +112,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "Train an encoder on your own text, measure it, and export it for Hugging Face "
         "transformers. The command fits the model's size to the text and the machine, and writes "
-        "data, run and model to --out. If it is interrupted, the same command resumes it.",
+        "the data, the run and the model to --out. Repeat an interrupted command to resume it.",
         "mlperf_bert pretrain my_text --out my_model",
     )
-    text = "a text file, or a directory of text files"
+    text = "text file, or directory of text files, to train on"
     parser.add_argument("text", type=Path, metavar="TEXT", help=text)
     text = "directory to write the data, the run and the exported model to"
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
     model = parser.add_argument_group("the model")
-    text = "TOML file, or shipped config (default: pretrain_gpu, or pretrain_cpu without a GPU)"
+    text = "TOML file or shipped config (default: pretrain_gpu, or pretrain_cpu without a GPU)"
     add_config(model, text, required=False)
     text = "architecture of the encoder (default: bert)"
     model.add_argument("--architecture", choices=("bert", "modern"), help=text)
@@ -144,9 +144,7 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
         help="what ends a document of plain text: the end of the file, or an empty line (default: "
         "file for 32 files or more, otherwise empty-line)",
     )
-    text = (
-        "also read files with this ending as plain text, such as .py (. for none). Can be repeated"
-    )
+    text = "also read files with this ending as plain text (.py, or . for none). Can be repeated"
     read.add_argument(
         "--also", action="append", default=[], type=ending, metavar=".ENDING", help=text
     )
@@ -486,7 +484,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     checkpoints = run_dir / "checkpoints"
     outcome, target = read_outcome(run_dir / "outcome.json"), read_config(checkpoints).eval.target
     if target is None and outcome.status != "success":
-        remedy = "start again with another --out and --set a lower optim.learning_rate"
+        remedy = "start again with another --out and a lower optim.learning_rate"
         say(f"training diverged, so no model is exported. To fix this, {remedy}")
         return TARGET_MISSED
     with ProgressLines().never_silent(lambda: "measuring and exporting the model") as shown:
@@ -496,7 +494,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
         export_huggingface(checkpoints, exported)
     if facts.example:
         print(f"example: {facts.example}")
-    print(f"exported the model for transformers to {exported}. See {exported / CARD}")
+    print(f"exported the model for transformers to {exported}. Its model card is {exported / CARD}")
     print(f"pretrain: {facts.accuracy_in_words()}")
     return 0
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "documents. `pretrain` does the same with sizes from a config, and then trains.",
         "mlperf_bert prepare --corpus my_text --out my_data --max-seq-length 128",
     )
-    text = "a text file, or a directory of text files"
+    text = "text file, or directory of text files, to prepare"
     parser.add_argument("--corpus", type=Path, metavar="TEXT", required=True, help=text)
     text = "directory to write train/, eval/ and vocab.txt to"
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="generate examples of two segments (pair) to predict masked words and the next "
         "sentence, or of one segment (single) to predict only masked words",
     )
-    number(
-        "--vocab-size", None, f"number of tokens of the new vocabulary (default: {VOCAB_SIZE:,})"
-    )
+    number("--vocab-size", None, f"size of the new vocabulary in tokens (default: {VOCAB_SIZE:,})")
     number("--max-seq-length", MAX_SEQ_LENGTH, "maximum number of tokens in an example")
     number("--max-predictions", MAX_PREDICTIONS, "maximum number of masked positions in an example")
     text = f"number of passes over the text (default: {DUPE_FACTOR}, or 1 with --segments single)"
@@ -62,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from mlperf_bert.data.index import ShardSettings
 
     if args.vocab is not None and args.vocab_size is not None:
-        raise ConfigError(
-            "--vocab-size", "cannot be combined with --vocab", "remove one of the options"
-        )
+        raise ConfigError("--vocab-size", "cannot be combined with --vocab", "remove --vocab-size")
     if not args.corpus.exists():
         problem = f"there is no file or directory '{args.corpus}'"
         raise ConfigError("--corpus", problem, "pass a text file, or a directory of text files")

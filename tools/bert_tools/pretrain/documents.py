@@ -220,10 +220,7 @@ def _cut(paragraphs: Iterable[str]) -> Iterator[str]:
 
 
 def _json_values(lines: Iterable[str], path: Path) -> Iterator[Any]:
-    """Parse each line that is not empty and yield its JSON value.
-
-    Raises DataError if a line is not JSON.
-    """
+    """Parse each non-empty line and yield its JSON value. Raises DataError if it is not JSON."""
     full = (line for line in lines if line.strip())
     for number, line in enumerate(full, start=1):
         try:

@@ -142,7 +142,7 @@ def find_files(
         raise DataError(str(source), f"contains no text files{others}", remedy)
     missed_bytes = sum(each.size_bytes for each in missed)
     if missed_bytes > sum(file.size_bytes for file in files):
-        problem = f"more than half of its bytes are not read: {unread_in_words(missed)}"
+        problem = f"more than half of the bytes are not read: {unread_in_words(missed)}"
         remedy = "pass a directory of text files, or add endings of plain text with --also .ENDING"
         raise DataError(str(source), problem, remedy)
     return files, unread
@@ -339,7 +339,7 @@ def _text_file(path: Path, name: str, also: Collection[str]) -> TextFile:
         size_bytes = path.stat().st_size
     except OSError as error:
         problem = error.strerror or "cannot be read"
-        raise DataError(str(path), problem, "pass a text file, or a directory of them") from None
+        raise DataError(str(path), problem, "pass a file or a directory of text") from None
     return TextFile(path, name, form or "text", packing, size_bytes)
 
 

@@ -199,7 +199,7 @@ def _checked_files(wanted: CorpusRequest, out_dir: Path) -> tuple[list[TextFile]
         problem = f"{len(foreign):,} of {number:,} files are not Unicode text (the first is {name})"
         if text_bytes(foreign) > text_bytes(files):
             raise DataError(str(wanted.source), problem, _CONVERT)
-        print(f"warning: {problem} and are left out; {_CONVERT}", flush=True)
+        print(f"warning: {problem} and are left out. To use them, {_CONVERT}", flush=True)
     return files, unread
 
 
@@ -257,7 +257,7 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
         if before[name] != value:
             problem = f"was prepared with {name} = {before[name]}, which is now {value}"
             if name == "text":
-                problem = "was prepared from other text"
+                problem = "was prepared from a different text"
             raise DataError(str(out_dir), problem, _REMEDY)
     has_vocabulary = any((out_dir / name).exists() for name in VOCABULARY_FILES)
     if "documents" not in record or not has_vocabulary:
@@ -588,5 +588,5 @@ def _show_left_out(cleaned: Cleaned) -> dict[str, object]:
     counts = [f"{name} {count:,}" for name, count in sorted(cleaned.left_out.items())]
     reasons = f" ({', '.join(counts)})" if counts else ""
     remedy = f"; {_CONVERT}" if warning and "not UTF-8" in cleaned.left_out else ""
-    print(f"{warning}left out {share:.1%} of {of_the_text:,} characters{reasons}{remedy}")
+    print(f"{warning}{share:.1%} of {of_the_text:,} characters are left out{reasons}{remedy}")
     return {"of_the_text": of_the_text, "left_out": left_out, "reasons": cleaned.left_out}

@@ -45,7 +45,7 @@ def corpus_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> l
 def check_vocab_size(vocab_size: int) -> None:
     """Raise ConfigError if `vocab_size` is outside the supported range."""
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
-        remedy = f"set the vocabulary size to {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE:,} tokens"
+        remedy = f"set a vocabulary size from {MIN_VOCAB_SIZE} to {MAX_VOCAB_SIZE:,} tokens"
         raise ConfigError("model.vocab_size", f"is {vocab_size}", remedy)
 
 

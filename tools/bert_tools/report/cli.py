@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "page",
         "write an HTML page about one or several runs",
         "Write one HTML page with the curves, settings and metrics of one run, or of several runs "
-        "side by side. The command reads only the runs' files.",
+        "side by side. The command needs no network.",
         "mlperf_bert report page runs/two --out report.html",
     )
     page.set_defaults(make=_page)
@@ -91,9 +91,7 @@ def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
         raise ConfigError(str(args.run_paths[0]), problem, f"pass one run, such as {runs[0].name}")
     if any(args.out.glob("events.out.tfevents.*")):
         problem = "already contains an event file"
-        raise ConfigError(
-            str(args.out), problem, "pass another directory, or remove the event file"
-        )
+        raise ConfigError(str(args.out), problem, "pass another directory, or remove the file")
     make_directory(args.out)
     check_writable(args.out / PAGE)
     count = _write_scalars(args.out, runs[0])

@@ -119,8 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `watch` to its parser."""
     describe(
         parser,
-        "Show progress, accuracy and remaining time of runs in the terminal, and refresh it until "
-        "all runs have ended or Ctrl-C is pressed. The command only reads the runs' files, so it "
+        "Show progress, accuracy and remaining time of runs in the terminal, and update them "
+        "until all have ended or Ctrl-C is pressed. The command only reads the runs' files, so it "
         "can watch runs on other machines over a shared file system.",
         "mlperf_bert watch runs/two --once",
     )

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "train",
         "fine-tune on questions with one training engine, such as ddp:2",
         "Fine-tune a model on questions with one engine, and write its record, model and answers "
-        "to the run's directory. Without --train and --dev it uses a small question set of ours.",
+        "to the run's directory. By default, the command uses a small included question set.",
         "mlperf_bert squad train --engine ddp:2 --epochs 1 --run-dir runs/questions",
     )
     add_train(train)
@@ -82,10 +82,7 @@ def _add_compare(compare: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen sub-command, and return its exit status.
-
-    Raises UserError for a user's mistake.
-    """
+    """Run the chosen sub-command and return its exit status. Raises UserError for a mistake."""
     return int(args.squad(args))
 
 
@@ -190,7 +187,7 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
             raise ConfigError("--batches", problem, "write for example 16,32,64")
         if args.global_batch is not None:
             raise ConfigError(
-                "--batches", "cannot be used with --global-batch", "remove one of the options"
+                "--batches", "cannot be used with --global-batch", "remove --global-batch"
             )
         batches = [int(word) for word in words]
         changes = {"global_batch": batches[0]}
@@ -203,7 +200,7 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
         raise ConfigError("--seeds", f"must be at least 1, not {args.seeds}", "use 1 or more")
     if any(each in found[:number] for number, each in enumerate(found)):
         problem = "list an engine or a batch size twice"
-        raise ConfigError("--engines, --batches", problem, "list each one once")
+        raise ConfigError("--engines, --batches", problem, "list each engine and batch size once")
     return found
 
 

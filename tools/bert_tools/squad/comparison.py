@@ -80,9 +80,7 @@ def compare_runs(runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
         group = groups.setdefault((run["engine"], run["settings"]["global_batch"]), {})
         if run["seed"] in group:
             problem = f"has two runs with seed {run['seed']}"
-            raise DataError(
-                run["engine"], problem, "pass only one run of each engine, batch size and seed"
-            )
+            raise DataError(run["engine"], problem, "pass one run per engine, batch and seed")
         group[run["seed"]] = run
     first = next(iter(groups.values()))
     first_of_batch: dict[int, _Group] = {}
@@ -111,7 +109,7 @@ def check_same(runs: Sequence[Run]) -> None:
                     f"{key} is {value!r} with seed {run['seed']}, but {wanted.get(key)!r} for "
                     f"{runs[0]['engine']}"
                 )
-                raise DataError(run["engine"], problem, "pass only runs with equal settings")
+                raise DataError(run["engine"], problem, "pass only runs of the same comparison")
 
 
 def _same(run: Run) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise DataError(where, "contains half of a surrogate pair", _REMEDY) from None
+            raise DataError(where, "contains an unpaired Unicode surrogate", _REMEDY) from None
     for answer in answers:
         if not answer.text.strip():
             remedy = "remove the answer, or write its text"

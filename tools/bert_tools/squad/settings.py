@@ -247,5 +247,5 @@ def settings_of(
     sizes = [option_name(name) for name in _SIZES if name in values]
     if sizes and args.init_checkpoint is not None:
         problem = "cannot be used with --init-checkpoint, because the checkpoint sets the size"
-        raise ConfigError(sizes[0], problem, "remove one of the options")
+        raise ConfigError(sizes[0], problem, f"remove {sizes[0]} or --init-checkpoint")
     return SquadSettings(**values | {"engine": engine, "seed": seed})

@@ -104,7 +104,7 @@ def _check_owner(lock: "RunLock") -> None:
 
 
 def _settings(args: argparse.Namespace) -> "StudySettings":
-    """Return the settings of the study that the options describe."""
+    """Return the study settings that the options describe. Raises ConfigError for a mistake."""
     from bert_tools.tune.space import read_space
     from bert_tools.tune.study import StudySettings
 
@@ -126,7 +126,10 @@ def _settings(args: argparse.Namespace) -> "StudySettings":
     if args.samples is not None:
         most_samples = args.samples
     if most_samples < config.eval_interval_samples:
-        problem = f"is {most_samples:,}, but evaluation starts at {config.eval_interval_samples:,}"
+        problem = (
+            f"is {most_samples:,}, but the first evaluation is after "
+            f"{config.eval_interval_samples:,} samples"
+        )
         raise ConfigError("--samples", problem, "raise --samples, or lower eval.interval_samples")
     return StudySettings(
         config=config,

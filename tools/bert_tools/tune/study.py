@@ -153,7 +153,7 @@ def open_journal(path: Path) -> "JournalStorage":
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     if path.is_symlink():
-        raise DataError(str(path), "is a symbolic link, to which nothing is written", _REMEDY)
+        raise DataError(str(path), "is a symbolic link, but must be a file", _REMEDY)
     if path.exists():
         with path.open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
@@ -359,7 +359,7 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
         if status == MISTAKE:
             problem = f"`train` stopped with an error: {one_line(last_line)}"
             remedy = (
-                f"fix its cause, and run the same command again to continue (see {folder / LOG})"
+                f"fix the cause, and run the same command again to continue (see {folder / LOG})"
             )
             raise ConfigError("tune", problem, remedy)
         return Ending(how="failed", why=f"training exited with status {status}: {last_line}")
@@ -420,9 +420,7 @@ def _start_training(
             )
         except OSError as error:
             problem = f"{command[0]!r} cannot be started ({error.strerror})"
-            raise ConfigError(
-                "--trainer", problem, "check the command and the variable PATH"
-            ) from None
+            raise ConfigError("--trainer", problem, "check the command and your PATH") from None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -223,7 +223,7 @@ def _job_of(
         problem = "does not train BERT-large on GPUs, the only case that can be simulated"
         raise ConfigError(origin, problem, "pass another config, such as dgxa100_8x8x48x1")
     if config.data.max_seq_length != 512 or model.kernels == "reference":
-        problem = "uses reference kernels or sequences not of 512 tokens, which are unsupported"
+        problem = "uses reference kernels or a sequence length other than 512, which is unsupported"
         remedy = "set data.max_seq_length to 512 and model.kernels to auto"
         raise ConfigError(origin, problem, remedy)
     if config.optim.name == "muon":
