@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Return the round, submitter and system, which tables and messages show as a name."""
+        """Return the round, submitter and system, which tables and messages show as the name."""
         return " ".join(filter(None, (self.round, self.submitter, self.system)))
 
 
@@ -280,7 +280,7 @@ def _description(directory: Path) -> Mapping[str, Any]:
 def _accelerators(directory: Path, log: RunLog, description: Mapping[str, Any]) -> int:
     """Return a system's number of accelerators. Raises DataError if it is not known.
 
-    It is the log's number of ranks if recorded, otherwise the number in the description.
+    The number is that of the ranks if the log records it, otherwise that in the description.
     """
     ranks = log.last_number("number_of_ranks")
     if ranks is not None:

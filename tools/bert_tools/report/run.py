@@ -253,7 +253,7 @@ def metrics_in(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _contents(path: Path) -> bytes:
-    """Read a file of a run. Raises DataError if it is missing or cannot be read."""
+    """Read a file of a run. Raises DataError if the file is missing or cannot be read."""
     try:
         with open_regular_file(path) as file:
             return file.readall()

@@ -200,7 +200,7 @@ def in_words(comparison: Mapping[str, Any]) -> str:
 def with_interval(value: Mapping[str, Any] | None) -> str:
     """Format a mean and the half-width of its confidence interval, such as `12.34 ± 0.41`.
 
-    The half-width is omitted if it is so small that it is only rounding error.
+    The half-width is omitted if it is only a rounding error.
     """
     if value is None:
         return _NOTHING

@@ -82,7 +82,7 @@ def read_questions(path: Path) -> Questions:
 
 
 def parse_questions(contents: bytes, name: str) -> Questions:
-    """Parse the contents of a question set. Error messages call the file `name`."""
+    """Parse the contents of a question set. Error messages use the file name `name`."""
     with reading(Path(name), _REMEDY):
         paragraphs = [
             paragraph

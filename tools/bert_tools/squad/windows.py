@@ -167,7 +167,7 @@ def make_windows(
 def _cuts(num_tokens: int, capacity: int, stride: int) -> Iterator[tuple[int, int]]:
     """Yield the pieces into which to cut a text of `num_tokens` tokens, at least one piece.
 
-    A piece is its first token and its end (exclusive). It has at most `capacity` tokens.
+    A piece is given by its first token and its end (exclusive). It has at most `capacity` tokens.
     """
     first = 0
     while first + capacity < num_tokens:

@@ -437,7 +437,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _manifest_digest(folder: Path) -> str:
-    """Return the SHA-256 of a prepared set's manifest. Raises DataError if it is missing."""
+    """Return the SHA-256 of a set's manifest. Raises DataError if the manifest is missing."""
     path = folder / "index" / "dataset.json"
     try:
         return file_sha256(path)

@@ -178,7 +178,7 @@ class Phase:
 class SentBucket:
     """A bucket of gradients that are sent together.
 
-    It is ready when the fraction `fraction` of the backward phase with number `phase` is done.
+    The bucket is ready when the fraction `fraction` of the backward phase number `phase` is done.
     """
 
     num_bytes: int

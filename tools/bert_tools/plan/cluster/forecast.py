@@ -168,8 +168,8 @@ def simulate(
 ) -> Simulated:
     """Simulate several steps of a config and forecast its run.
 
-    `origin` is the config's name, which determines the accelerator if `accelerator` is None. For
-    the range, the assumed constants are independent. Each constant's bounds change the run's time,
+    `origin` is the config's name, which determines the accelerator if `accelerator` is None. The
+    range treats the assumed constants as independent. Each constant's bounds change the run's time,
     and these changes are combined as the square root of the sum of their squares.
 
     Raises ConfigError if the simulator does not support the config, or if the sampler cannot draw
