@@ -309,7 +309,7 @@ class _BatchSize:
 
 
 def choose_batch(ranks: int, accelerator: Accelerator) -> tuple[int, int]:
-    """Choose each rank's sequences per micro-batch and micro-batches per update.
+    """Return each rank's sequences per micro-batch and micro-batches per update.
 
     The global batch is interpolated between the rows of `batch_sizes.csv` on a logarithmic scale.
     Each rank gets the nearest whole number of sequences. They are split into micro-batches that are

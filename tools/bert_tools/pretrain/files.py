@@ -129,8 +129,8 @@ def find_files(
         also: further endings of plain text. "." stands for files without an ending.
         out: the output directory of the prepared data, which is ignored.
 
-    Raises DataError if there is no text file or if most bytes are not read, and ConfigError if a
-    package is missing. Hidden files are ignored.
+    Raises DataError if there is no text file or if more than half of the bytes are not read, and
+    ConfigError if a package is missing. Hidden files are ignored.
     """
     if not source.is_dir():
         return [_text_file(source, source.name, also)], []

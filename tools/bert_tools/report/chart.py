@@ -29,7 +29,7 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """Return the curve's values, leaving out its gaps."""
+        """Return the curve's values without its gaps."""
         return [value for _, value in self.points if value is not None]
 
 

@@ -216,7 +216,7 @@ def make_part(
 
 
 def even_split(num_layers: int, parts: int) -> list[int]:
-    """Divide layers evenly into parts. Returns each part's first layer, then the number of layers.
+    """Divide layers evenly into parts. Returns each part's first layer, followed by `num_layers`.
 
     The sizes of parts differ by at most one layer. Later parts are larger, because the first part
     also has the embeddings. Raises ConfigError if there are more parts than layers.

@@ -183,7 +183,7 @@ def simulate(
     timings, run = _timed(config, job, works, estimate)
 
     def seconds(constants: Constants) -> float:
-        """Return the run's time in seconds with other constants.
+        """Return the run's time in seconds with the given constants.
 
         Only the first of the drawn steps is simulated.
         """
