@@ -60,7 +60,7 @@ from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
 CLEANING_VERSION = 5  # version of the rules that turn text into parts
-_REMEDY = "pass a new directory or delete this one"
+_REMEDY = "use a new directory, or delete the old one"
 _CONVERT = "convert them to UTF-8, for example with iconv -f WINDOWS-1252 -t UTF-8"
 MIN_FILES = 32  # with fewer plain files, each paragraph is a document
 MIN_DOCUMENTS = 2  # of each set, because the reference pairs a document with another one

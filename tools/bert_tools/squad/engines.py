@@ -75,7 +75,7 @@ class RankMesh:
     def sum(self, numbers: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place, and return it.
 
-        The result is bit-identical on all ranks. Collective: all ranks must call it.
+        The result is bit-identical on all ranks. All ranks must call this function.
         """
         if self.group is not None:
             dist.all_reduce(numbers, group=self.group)
@@ -338,8 +338,8 @@ class Pipelined:
     def weights(self) -> Mapping[str, Tensor]:
         """Return all parameters of the model by name, on the host of every rank.
 
-        The rank that owns a parameter broadcasts it to the others. Collective: all ranks must call
-        it.
+        The rank that owns a parameter broadcasts it to the others. All ranks must
+        call this function.
         """
         mine = {name: each for part in self.parts for name, each in part.named_parameters()}
         found, part, mesh = {}, self.parts[0], self.mesh
@@ -384,7 +384,7 @@ def make_engine(
 def score_windows(model: SpanModel, windows: Windows, mesh: RankMesh) -> Scores:
     """Compute the start and end scores of all tokens, float32 [T, 2] on every rank.
 
-    `model` must be the whole model. Collective: all ranks must call it, and each rank computes a
+    `model` must be the whole model. All ranks must call this function, and each rank computes a
     share of the windows.
     """
     reader = WindowReader(windows)

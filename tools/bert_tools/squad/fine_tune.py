@@ -65,8 +65,8 @@ def fine_tune(
 ) -> dict[str, Any] | None:
     """Train and evaluate. Rank 0 writes the weights, the answers and `squad_result.json`.
 
-    Collective: all ranks call it with the same settings. With `record_only`, rank 0 writes only the
-    record `squad_result.json`. `whereabouts` records which update is running.
+    All ranks must call this function with the same settings. With `record_only`, rank 0 writes
+    only the record `squad_result.json`. `whereabouts` records which update is running.
 
     Returns the record on every rank, or None if a signal stopped the run before it wrote anything.
     Raises ConfigError, DataError or CheckpointError on every rank if settings, files or weights
@@ -231,7 +231,7 @@ def _evaluate(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Answer the dev questions, and return the answers and their scores for the record.
 
-    Collective: all ranks must call it. Raises ConfigError if the training diverged.
+    All ranks must call this function. Raises ConfigError if the training diverged.
     """
     model = make_part(start.model, whole(start.model), weights, device, settings.precision)
     scores = score_windows(model, windows, mesh)

@@ -211,7 +211,7 @@ class Loop:
     def _square(self, factor: float, less: Sequence[Tensor] | None = None) -> float:
         """Return the squared norm of factor * (gradients - `less`), over the whole model.
 
-        Collective: all ranks must call it.
+        All ranks must call this function.
         """
         gradients = self._gradients()
         if less is not None:

@@ -235,8 +235,8 @@ def _job_of(
     if node_gb_s is not None and not _MIN_GB_S <= node_gb_s <= _MAX_GB_S:
         remedy = f"set --node-bandwidth to a rate from {_MIN_GB_S:g} to {_MAX_GB_S:g} GB/s"
         raise ConfigError("--node-bandwidth", f"is {node_gb_s:g}", remedy)
-    named = (each for each in ACCELERATORS[::-1] if each in origin)
-    name = accelerator or next(named, "a100")
+    in_name: list[AcceleratorName] = [each for each in ACCELERATORS[::-1] if each in origin]
+    name = accelerator or [*in_name, ACCELERATORS[0]][0]
     machine = make_machine(name, parallel.nodes, parallel.ranks_per_node, node_gb_s)
     precision = "bf16" if model.precision == "bf16_autocast" else model.precision
     if not machine.accelerator.peak_tflops(precision):

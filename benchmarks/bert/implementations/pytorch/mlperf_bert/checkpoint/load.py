@@ -53,7 +53,7 @@ def load_checkpoint(
     The run that wrote the checkpoint may have had a different number of ranks. Rank 0 checks the
     digests of the files, unless `is_verified` is True.
 
-    Collective: all ranks must call this function. Raises CheckpointError on every rank if files are
+    All ranks must call this function. Raises CheckpointError on every rank if files are
     missing, damaged, or made for another model or vocabulary.
     """
 
@@ -129,8 +129,8 @@ def load_phase(
     started from zero again, the moments would be divided by 1 - beta. AdamW's first update would
     then be multiplied by sqrt(1 - beta_2) / (1 - beta_1), which is 0.32 with the default betas.
 
-    The run that wrote the checkpoint may have had a different number of ranks. Collective: all
-    ranks must call this function. Raises CheckpointError on every rank if the checkpoint is damaged
+    The run that wrote the checkpoint may have had a different number of ranks. All ranks
+    must call this function. Raises CheckpointError on every rank if the checkpoint is damaged
     or does not fit this run.
     """
     state = load_checkpoint(optimizer, directory, vocabulary_sha256, info)

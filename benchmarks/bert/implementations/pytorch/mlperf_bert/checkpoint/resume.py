@@ -335,7 +335,7 @@ def agree_on_kernels(info: RankInfo, model: BertForPretraining) -> None:
     and dropout in the kernel `flash` also drops other elements. A run is therefore reproducible
     bit-for-bit only if all its ranks and all its attempts use the same kernels.
 
-    Collective: all ranks must call this function. Raises ConfigError on all ranks if the kernels
+    All ranks must call this function. Raises ConfigError on all ranks if the kernels
     differ.
     """
     own = [model.attention.name, model.attention.note, model.kernels]

@@ -124,7 +124,7 @@ def snapshot_rank(
 ) -> Part:
     """Copy this rank's share of the training state, and return the files to write, by name.
 
-    Collective: all ranks must call this function, between two steps. The copies are complete after
+    All ranks must call this function, between two steps. The copies are complete after
     `copies.wait`.
     """
     is_first = info.rank == 0
@@ -164,7 +164,7 @@ def gather_rank_states(
     """Gather the random number generators and FP8 scales of all ranks.
 
     `copy` copies each gathered tensor, [ranks, ...], to the host. Only rank 0 gets a result, and
-    the other ranks get an empty dictionary. Collective: all ranks must call this function.
+    the other ranks get an empty dictionary. All ranks must call this function.
     """
     mine = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":

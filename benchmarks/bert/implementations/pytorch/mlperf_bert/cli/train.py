@@ -285,7 +285,7 @@ def _agree_on_start(
 ) -> "Start":
     """Return where the run starts. Rank 0 decides this after it has locked the run's directory.
 
-    Collective: all ranks must call this function.
+    All ranks must call this function.
     """
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start

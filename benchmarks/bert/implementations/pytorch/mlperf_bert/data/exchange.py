@@ -55,7 +55,7 @@ class ExchangeSource(BatchSource):
         self._is_over = False
 
     def micro_batches(self, plan: StepPlan) -> tuple[UnpaddedBatch, ...]:
-        """Return this rank's batches of a step. Collective: all ranks of the group must call this.
+        """Return this rank's batches of a step. All ranks of the group must call this.
 
         Raises DataError if samples cannot be read or their sizes differ from the plan, or if
         another rank has stopped.

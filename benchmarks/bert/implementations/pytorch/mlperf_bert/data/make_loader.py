@@ -39,7 +39,7 @@ def make_loader(
 ) -> tuple[Loader, tuple[StaticShape, ...]]:
     """Create the loader of this rank, and the shapes to which it pads batches of captured steps.
 
-    Collective: all ranks must call this function. `process` is this rank's process among trainers
+    All ranks must call this function. `process` is this rank's process among trainers
     and reader processes, or None if there are no reader processes.
     """
     data = config.data
@@ -79,7 +79,7 @@ def _make_source(
 ) -> BatchSource:
     """Create this rank's batch source, which uses a reader process, an exchange or direct reading.
 
-    Collective: all ranks must call this function.
+    All ranks must call this function.
     """
     check_nodes("data.balance", config.data.balance, info, config.parallel.ranks_per_node)
     if process is not None:
