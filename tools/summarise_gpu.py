@@ -350,7 +350,7 @@ def _get(parts: dict[str, Part], name: str) -> dict[str, Any]:
 
 
 def _cell(value: float | None, form: str) -> str:
-    """Format a number for a cell of a table, or "-" if it is None."""
+    """Return a number as text for a cell of a table, or "-" if it is None."""
     return "-" if value is None else format(value, form)
 
 

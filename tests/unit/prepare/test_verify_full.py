@@ -102,10 +102,8 @@ def test_offsets_that_lead_out_of_the_shard(pair):
             array.flush()
             sign(pair / "train")
             found = problems(pair / "train", full=True)
-            assert (
-                f"{shard(pair)}: {name}: contains samples whose size is outside 1 .. {limit}"
-                in found
-            )
+            words = f"contains samples with less than 1 or more than {limit} entries"
+            assert f"{shard(pair)}: {name}: {words}" in found
         array[1] = before
 
 

@@ -383,7 +383,7 @@ def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -
 
 
 def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
-    """Return the fraction `share` of the steps that read `num_bytes`, limited by `decay_steps`."""
+    """Return how many steps read the fraction `share` of `num_bytes`, at most `decay_steps`."""
     bytes_per_step = (
         BYTES_PER_TOKEN * config.parallel.global_batch_size * config.data.max_seq_length
     )

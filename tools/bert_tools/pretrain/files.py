@@ -142,7 +142,9 @@ def find_files(
         raise DataError(str(source), f"contains no text files{others}", remedy)
     missed_bytes = sum(each.size_bytes for each in missed)
     if missed_bytes > sum(file.size_bytes for file in files):
-        problem = f"more than half of the bytes are not read: {unread_in_words(missed)}"
+        problem = (
+            f"contains more bytes in skipped files than in text files: {unread_in_words(missed)}"
+        )
         remedy = "pass a directory of text files, or add endings of plain text with --also .ENDING"
         raise DataError(str(source), problem, remedy)
     return files, unread
@@ -177,7 +179,7 @@ def _require_reader(form: Form | None, packing: Packing) -> None:
 
 
 def unread_in_words(unread: Sequence[Unread]) -> str:
-    """Return how many files are not read for each reason, and the name of one of them, as text."""
+    """Describe how many files are skipped for each reason, and name one skipped file."""
     reasons = Counter(each.why for each in unread).most_common()
     counts = ", ".join(f"{count:,} {why}" for why, count in reasons[:MAX_REASONS])
     if others := sum(count for _, count in reasons[MAX_REASONS:]):

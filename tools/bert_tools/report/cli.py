@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mlperf_bert report tensorboard runs/two --out runs/two/tensorboard",
     )
     tensorboard.set_defaults(make=_tensorboard)
-    text = "run directory, or one of its folders run_<i>. Several runs are shown side by side"
+    text = "run directories, or their folders run_N, which the page shows side by side"
     page.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
-    text = "run directory with a single run, or one of its folders run_<i>"
+    text = "run directory with a single run, or one of its folders run_N"
     tensorboard.add_argument("run_paths", type=Path, nargs=1, metavar="RUN", help=text)
     text = f"file to write the page to (default: {PAGE} in the run, or in runs/ for several runs)"
     page.add_argument("--out", type=Path, metavar="FILE", help=text)

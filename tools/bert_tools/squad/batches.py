@@ -49,7 +49,7 @@ class UpdatePlan:
         """
         updates, batch = settings.num_updates(len(lengths)), settings.global_batch
         if updates * batch > MOST_SAMPLES:
-            problem = f"needs {updates:,} x {batch:,} samples, but the limit is {MOST_SAMPLES:,}"
+            problem = f"needs {updates * batch:,} samples, but the limit is {MOST_SAMPLES:,}"
             raise ConfigError("--updates", problem, "lower --updates or --epochs")
         key = derive_seed(settings.seed, "squad order")
         in_epoch = np.arange(len(lengths), dtype=np.int64)

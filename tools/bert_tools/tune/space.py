@@ -150,7 +150,9 @@ def _read_parameter(entry: object, where: str, config: RunConfig) -> Parameter:
     values = entry["choices"]
     if not isinstance(values, list) or not values or set(entry) - {"key", "choices", "when"}:
         remedy = "use either `choices = [...]`, or `low` and `high`"
-        raise ConfigError(where, "`choices` must be a list, without a range", remedy)
+        raise ConfigError(
+            where, "`choices` must be a list, and cannot be combined with a range", remedy
+        )
     choices = tuple(checked_setting(key, value, where) for value in values)
     return Parameter(key=key, when=conditions, choices=tuple(dict.fromkeys(choices)))
 
@@ -192,13 +194,13 @@ def _check_range(low: float, high: float, scale: Scale, where: str, *, is_intege
     """Raise ConfigError if a range is empty or contains values that its scale does not allow."""
     if not low < high:
         problem = f"low is {low:g}, which is not below high ({high:g})"
-        raise ConfigError(where, problem, "set low below high")
+        raise ConfigError(where, problem, "set `low` below `high`")
     if scale == "log" and low <= 0:
         problem = f"low is {low:g}, which a logarithmic scale does not allow"
-        raise ConfigError(where, problem, "set low above 0")
+        raise ConfigError(where, problem, "set `low` above 0")
     if scale == "log_below_one" and (high >= 1 or is_integer):
         problem = f"ranges from {low:g} to {high:g}, but log_below_one needs real numbers below 1"
-        raise ConfigError(where, problem, "set high below 1, or use another scale")
+        raise ConfigError(where, problem, "set `high` below 1, or use another scale")
 
 
 def _number(entry: Mapping[str, Any], end: str, where: str) -> float:

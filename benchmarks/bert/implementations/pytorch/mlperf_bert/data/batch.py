@@ -239,9 +239,10 @@ def _padded_lengths(lengths: tuple[int, ...], shape: StaticShape) -> IntArray:
 
 
 def _unused_masked(real_counts: IntArray, lengths: IntArray, shape: StaticShape) -> IntArray:
-    """Return the number of unused masked positions of each sequence of a padded batch.
+    """Return how many unused masked positions each sequence of a padded batch has.
 
-    The last of the B sequences gets such positions first.
+    They belong to the last sequences: to the last one as far as it has room, then to the one
+    before it.
     """
     free = np.where(lengths > 0, shape.max_masked - real_counts, 0)
     free[shape.sequences :] = 0

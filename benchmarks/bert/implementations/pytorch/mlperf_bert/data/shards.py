@@ -91,7 +91,7 @@ class Shard:
     def _spans(self, name: str, offsets: IntArray, limit: int) -> IntArray:
         spans = np.diff(offsets)
         if spans.min() < 1 or spans.max() > limit:
-            problem = f"contains samples whose size is outside 1 .. {limit}"
+            problem = f"contains samples with less than 1 or more than {limit} entries"
             raise DataError(f"{self.path}: {name}", problem, SIDECAR_REMEDY)
         return spans
 

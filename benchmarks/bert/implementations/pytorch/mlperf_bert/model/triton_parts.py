@@ -268,7 +268,7 @@ def _turns(
 
 @kernel
 def positions_of(positions: tl.tensor, rows: tl.tuple, first: tl.tensor, size: tl.constexpr) -> Any:
-    """Return the positions int32 [size] of a tile at the offset `first` of a span.
+    """Return the positions of a tile that starts at the offset `first` of a span, int32 [size].
 
     Also returns the first and the last of these positions.
     """
@@ -338,7 +338,7 @@ def _tile_addresses(
     head_size: tl.constexpr,
     channels: tl.constexpr,
 ) -> Any:
-    """Return addresses of a head's first `channels` in each row, and which rows are real."""
+    """Return the addresses of `channels` channels in each row of a tile, and its real rows."""
     offset = tl.arange(0, size)
     start = x + (rows[0] + first) * stride + tl.program_id(1) * head_size
     # This part does not change in a loop over `first`, so it stays in registers.

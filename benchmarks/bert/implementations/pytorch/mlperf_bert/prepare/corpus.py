@@ -213,7 +213,7 @@ def prose_sentences(docstring: str) -> TextDocument:
 def _blocks(lines: list[str]) -> Iterator[str]:
     """Yield the blocks of text in the lines of a paragraph.
 
-    Each list item is a separate block, without its bullet. The paragraph ends before any code.
+    Each list item is a separate block, without its bullet. The first line of code ends the blocks.
     """
     block: list[str] = []
     for line in lines:
