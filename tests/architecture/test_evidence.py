@@ -109,7 +109,7 @@ def test_a_table_is_made_again(tmp_path):
     ("text", "said"),
     [
         (MADE + TABLE, "b.md:1: no line `<!-- end -->` follows"),
-        (MADE + MADE + TABLE + "<!-- end -->\n", "b.md:1: no `<!-- end -->` before"),
+        (MADE + MADE + TABLE + "<!-- end -->\n", "b.md:1: `<!-- end -->` is missing"),
         ("<!-- made by: python lost.py -->\n<!-- end -->\n", "No such file"),
         ("<!-- made by: true -->\n<!-- end -->\n", "it printed nothing"),
     ],

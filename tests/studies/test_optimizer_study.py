@@ -15,4 +15,4 @@ def test_what_the_page_says_of_muon_is_what_was_measured():
     muon, adamw = (tables.of_arm(records, name, batch, "seed") for name in ("muon", "adamw"))
     assert "| 0.42 (0.39 to 0.46)" in tables.cells(muon, adamw, tables.NEARER)
     page = (REPOSITORY / "docs" / "concepts" / "optimizers.md").read_text("utf-8")
-    assert "target 0.42 at 2,048" in page
+    assert "for which Muon needed 0.42\ntimes as many samples" in page

@@ -313,7 +313,7 @@ def test_another_model_is_no_reason_but_an_error(make, data):
             set(),
             "cuda",
             "bf16",
-            "neither flash-attn nor kernels is installed (pip install kernels)",
+            "neither of the packages flash-attn and kernels is installed",
         ),
         ({"kernels"}, "cuda", "bf16", None),
         ({"flash_attn"}, "cuda", "fp8", None),

@@ -52,7 +52,7 @@ def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
 
 def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
     """In this process alone: its workers and its rank have tests of their own."""
-    monkeypatch.setattr("bert_tools.pretrain.cli.usable_cpus", lambda: {0})
+    monkeypatch.setattr("bert_tools.pretrain.choose.usable_cpus", lambda: {0})
     monkeypatch.setattr(spawn, "run_on_ranks", lambda words, _ranks, **_: main(words))
     text, out = tmp_path / "text", tmp_path / "out"
     text.mkdir()

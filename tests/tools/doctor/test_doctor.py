@@ -54,8 +54,8 @@ def test_processors_and_free_space():
 def test_packages_are_there_in_a_version_that_was_tried_where_they_are_needed(tiny_config):
     for version, status, found in (
         ("2.11.0+cu130", "ok", "2.11.0+cu130"),
-        ("2.10.1", "warn", "2.10.1, which was not tested (torch>=2.11,<2.14 was)"),
-        ("2.14.0", "warn", "2.14.0, which was not tested (torch>=2.11,<2.14 was)"),
+        ("2.10.1", "warn", "2.10.1, which was not tested (torch>=2.11,<2.15 was)"),
+        ("2.15.0", "warn", "2.15.0, which was not tested (torch>=2.11,<2.15 was)"),
         (None, "fail", "not installed, but needed for training"),
     ):
         finding = cli.judge(TORCH, version)

@@ -320,5 +320,5 @@ def test_a_stopped_run_goes_on_with_the_same_text_alone(wanted, tmp_path, monkey
         make(wanted, out)
     assert (out / "vocab.txt").exists()
     wanted.source.write_text(original.replace("wakord", "wakwort"))
-    with pytest.raises(DataError, match="was prepared from a different text; pass a new directory"):
+    with pytest.raises(DataError, match="was prepared from a different text; use a new directory"):
         make(wanted, out)

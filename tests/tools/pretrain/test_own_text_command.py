@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from bert_tools.pretrain import choose
 from bert_tools.pretrain import cli as pretrain
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
-from mlperf_bert.machine import usable_cpus
+from mlperf_bert.machine import bf16_instructions, usable_cpus
 from mlperf_bert.run import console
 from own_texts import write_letters
 from support import CONFIGS, REPOSITORY, refusal, run_process
@@ -38,7 +39,7 @@ def chosen(*words, device="cpu"):
     parser = ArgumentParser()
     pretrain.add_arguments(parser)
     settings = ["--set", f"run.device={device}"] if device else []
-    return pretrain._choose(parser.parse_args([*map(str, words), "--out", "out", *settings]))
+    return choose.choose(parser.parse_args([*map(str, words), "--out", "out", *settings]))
 
 
 def of_size(path, num_bytes):
@@ -52,14 +53,14 @@ def test_steps_and_vocabulary_follow_the_text_within_bounds(tmp_path):
         chosen(of_size(tmp_path / f"{size}.txt", size)).config
         for size in (1_000, 1_500_000, 2_000_000_000)
     )
-    assert (tiny.model.vocab_size, tiny.max_steps) == (512, pretrain.MIN_STEPS)
+    assert (tiny.model.vocab_size, tiny.max_steps) == (512, choose.MIN_STEPS)
     assert usual.model.vocab_size == 4096
-    samples = 1_500_000 / pretrain.BYTES_PER_TOKEN / usual.data.max_seq_length
+    samples = 1_500_000 / choose.BYTES_PER_TOKEN / usual.data.max_seq_length
     passes = usual.max_steps * usual.parallel.global_batch_size / samples
-    assert passes == pytest.approx(pretrain.PASSES["pretrain_cpu"], rel=0.01)
+    assert passes == pytest.approx(choose.PASSES["pretrain_cpu"], rel=0.01)
     assert (huge.model.vocab_size, huge.max_steps) == (8192, 15_000)
     assert tiny.schedule.warmup_steps < usual.schedule.warmup_steps <= huge.schedule.warmup_steps
-    ranks = min(len(usable_cpus()), pretrain.MAX_CPU_RANKS)
+    ranks = min(len(usable_cpus()), choose.MAX_CPU_RANKS)
     batch = 32 // ranks * ranks
     assert (usual.parallel.ranks_per_node, usual.parallel.global_batch_size) == (ranks, batch)
 
@@ -91,6 +92,17 @@ def test_what_the_user_sets_stays(tmp_path):
     assert other.settings == ()
 
 
+@pytest.mark.parametrize(("has", "precision"), [([], "fp32"), (["amx_bf16"], "bf16_autocast")])
+def test_a_cpu_with_instructions_for_bf16_uses_them(tmp_path, monkeypatch, has, precision):
+    monkeypatch.setattr(choose, "bf16_instructions", lambda: has)
+    text = of_size(tmp_path / "a.txt", 10**6)
+    plan = chosen(text)
+    assert plan.config.model.precision == precision
+    assert plan.in_words().endswith(f", in {precision}")
+    assert chosen(text, "--set", "model.precision=fp32").config.model.precision == "fp32"
+    assert chosen(text, "--config", "encoder_cpu_tiny").config.model.precision == "fp32"
+
+
 def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
     text = of_size(tmp_path / "a.txt", 10**8)
     for name in ("STEP_ID", "PROCID", "LOCALID", "NODEID"):
@@ -104,7 +116,7 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
         assert (parallel.ranks_per_node, parallel.global_batch_size) == (num_gpus, batch)
         assert parallel.data_parallel == ("flat" if num_gpus > 1 else "ddp")
         assert plan.config_path.stem == "pretrain_gpu"
-        assert num_gpus == 1 or "not measured" in pretrain._expected(plan)
+        assert num_gpus == 1 or "not measured" in choose.expected(plan)
     assert "on 1 GPU:" in plan.in_words()
 
 
@@ -165,6 +177,12 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     said = capfd.readouterr().out
     lines = said.splitlines()
     assert lines[1].startswith("model: pretrain_cpu on the CPU: 1 layers of 32")
+    precision = "bf16_autocast" if bf16_instructions() else "fp32"
+    assert lines[1].endswith(f", in {precision}")
+    with monkeypatch.context() as on_another_machine:
+        has = [] if bf16_instructions() else ["amx_bf16"]
+        on_another_machine.setattr(choose, "bf16_instructions", lambda: has)
+        assert choose.cpu_precision(out / "run") == precision  # a run keeps its own
     assert lines[2].startswith("training: 12 steps, 384 sequences, about 0:")
     assert said.count(" fill --checkpoint ") == 1
     facts = json.loads((out / "run" / "run_0" / "pretrain.json").read_text())

@@ -202,7 +202,7 @@ def test_a_phase_that_cannot_begin_is_refused(tiny_config, synthetic_data, tmp_p
         (saved, ("model.objective=mlm",), "model.objective: is 'mlm', but the run in"),
         (saved, ("model.hidden_size=16",), "model.hidden_size: is 16, but the weights in"),
         (saved, (*skip, "run.seed=5"), "run.seed: is 5, but the run in"),
-        (saved, (*skip, "run.seed=random"), "has 11; use 11, because data.skip_samples needs"),
+        (saved, (*skip, "run.seed=random"), "has 11; use 11, because data.skip_samples requires"),
         (saved, (*skip, "data.sampler=uniform"), "data.sampler: is 'uniform', but the run in"),
         (saved, (*skip, larger), "divisor of the global batch up to 64): is 32, but the run"),
         (saved, (*skip, "other data"), "data.skip_samples: is 16, but"),

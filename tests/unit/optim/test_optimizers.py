@@ -43,7 +43,7 @@ RULES = {"lamb": lamb, "adamw": adamw}
 
 def test_training_on_cuda_says_that_it_needs_triton(monkeypatch):
     monkeypatch.setattr(optimizers, "why_triton_cannot_compile", lambda: "there is no C compiler")
-    with pytest.raises(ConfigError, match="needs Triton, but there is no C compiler; install it"):
+    with pytest.raises(ConfigError, match="needs Triton, but there is no C compiler; install what"):
         optimizers._kernels_for(torch.device("cuda"))
 
 

@@ -114,5 +114,5 @@ def test_prose_is_kept_and_code_dropped():
 
 def test_a_python_without_sources_is_a_clear_error(tmp_path):
     (tmp_path / "broken.py").write_text('"""Never closed.')
-    with pytest.raises(DataError, match="has only 0 of 500 documents"):
+    with pytest.raises(DataError, match="has only 0 of the 500 documents"):
         collect_documents(tmp_path)

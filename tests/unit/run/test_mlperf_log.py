@@ -112,7 +112,7 @@ def test_an_existing_log_is_never_written_over(tmp_path):
 
 def test_a_missing_package_is_named_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
-    with pytest.raises(ConfigError, match=r"run tools/venv\.sh in"):
+    with pytest.raises(ConfigError, match=r"with tools/venv\.sh in"):
         MlperfLog(tmp_path / "result_0.txt")
     assert list(tmp_path.iterdir()) == []
 

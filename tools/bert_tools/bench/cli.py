@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     transformers = add_command(
         commands,
         "transformers",
-        "compare this project's training step with that of Hugging Face transformers",
+        "compare this training step with that of Hugging Face transformers",
         "Measure training steps of this project and of Hugging Face transformers in turn, with the "
         "same model and the same sequence lengths, and print their speeds and the ratios.",
         "mlperf_bert bench transformers --steps 6 --no-compile",

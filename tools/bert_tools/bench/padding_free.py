@@ -27,7 +27,7 @@ def why_not(device: torch.device, precision: Precision) -> str | None:
     if precision == "fp32":
         return "its attention kernels need bf16, and this run uses fp32"
     if implementation() is None:
-        return "neither flash-attn nor kernels is installed (pip install kernels)"
+        return "neither of the packages flash-attn and kernels is installed"
     return None
 
 

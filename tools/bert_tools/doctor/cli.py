@@ -19,7 +19,7 @@ from mlperf_bert.config.files import add_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError, UserError
 from mlperf_bert.extras import shadowed_packages
-from mlperf_bert.machine import memory_bytes, usable_cpus
+from mlperf_bert.machine import bf16_instructions, memory_bytes, usable_cpus
 
 Status = Literal["ok", "warn", "fail"]
 Gpu = tuple[str, int]
@@ -103,7 +103,11 @@ def judge_processors(num_usable: int, ranks: int) -> Finding:
     `num_usable` is the number of hardware threads that this process may use.
     """
     name = "machine.cpu"
-    found = f"{cpu_model()}, {memory_bytes() / _GIB:.0f} GiB, {num_usable} usable threads"
+    bf16 = ", ".join(bf16_instructions()) or "none"
+    found = (
+        f"{cpu_model()}, {memory_bytes() / _GIB:.0f} GiB, {num_usable} usable threads, "
+        f"instructions for bf16: {bf16}"
+    )
     if num_usable < ranks:
         remedy = "request more CPUs per task (srun --cpus-per-task, docker --cpus) or fewer ranks"
         return warn(name, f"{found} for {ranks} ranks", remedy)
@@ -186,7 +190,7 @@ class Package:
 
 
 NEEDED = (
-    Package("torch", "torch", "training", (2, 11), (2, 14)),
+    Package("torch", "torch", "training", (2, 11), (2, 15)),
     Package("numpy", "numpy", "training", (2, 0)),
     Package("numba", "numba", "training", (0, 61)),
     Package("h5py", "h5py", "preparing data", (3, 12)),

@@ -1,6 +1,11 @@
-"""Report the CPUs that this process may use, and the memory of the machine."""
+"""Report the CPUs that this process may use, their instructions, and the memory of the machine."""
 
 import os
+from pathlib import Path
+
+# Linux's names for instructions that multiply matrices in bfloat16. A CPU without them is 7 to 10
+# times as slow in bfloat16 as in fp32.
+BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
 def usable_cpus() -> frozenset[int]:
@@ -16,3 +21,16 @@ def usable_cpus() -> frozenset[int]:
 def memory_bytes() -> int:
     """Return the total memory of this machine in bytes, both free and used."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+
+
+def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Return those of BF16_INSTRUCTIONS that this CPU has.
+
+    The list is empty if the system has no `cpuinfo` file, as every system except Linux.
+    """
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    return [name for name in BF16_INSTRUCTIONS if name in flags]

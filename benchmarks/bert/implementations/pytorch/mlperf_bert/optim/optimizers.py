@@ -209,7 +209,8 @@ def _kernels_for(device: torch.device) -> Kernels:
         problem = why_triton_cannot_compile()
         if problem is not None:
             problem = f"training on 'cuda' needs Triton, but {problem}"
-            raise ConfigError("run.device", problem, "fix this, or set run.device to 'cpu'")
+            remedy = "install what is missing, or set run.device to 'cpu'"
+            raise ConfigError("run.device", problem, remedy)
         from mlperf_bert.optim import triton_kernels  # torch without CUDA comes without triton
 
         return triton_kernels
