@@ -199,3 +199,10 @@ def test_the_command_is_that_of_the_environment(monkeypatch, tmp_path):
     assert command == [*pip, "--editable", f"{REPOSITORY}[tune]"]
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "mlperf_bert" / "extras.py"))
     assert extras.install_command("tune", ["optuna"]) == [*pip, "optuna"]
+
+
+def test_every_requirement_has_its_reason_in_contributing():
+    page = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Requirements\n")[2].partition("\n## ")[0]
+    named = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert named == [*map(lock.canonical, PROJECT["dependencies"]), *GROUPS]
