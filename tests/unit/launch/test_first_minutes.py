@@ -24,9 +24,12 @@ from support import REPOSITORY, write_program
 RECORDER = REPOSITORY / "logs" / "2026-11-23-first-run" / "record.py"
 LAUNCH = REPOSITORY / "benchmarks/bert/implementations/pytorch/launch"
 PYTHON = shlex.quote(sys.executable)
+LOCKED = re.search(  # the version of torch in the lock
+    r"(?m)^torch==(\S+)", (REPOSITORY / "requirements" / "pinned.txt").read_text()
+)[1]
 INTERPRETER = f"""#!/bin/sh
 case "$*" in
-*" versions --timeout 5 --retries 1 "*) echo "Available: ${{OFFERED:-2.14.0, 2.13.0}}" ;;
+*" versions --timeout 5 --retries 1 "*) echo "Available: ${{OFFERED:-9.9.9, {LOCKED}}}" ;;
 *" install "*)
     echo "$*" >>"$ASKED"; echo "$PIP_SAYS"
     [ -z "$CTRL_C" ] || kill -s INT 0 # as a terminal does, to all of the session
@@ -151,9 +154,9 @@ def test_ctrl_c_during_the_installation_says_how_to_go_on(install, tree):
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="of a machine without a GPU")
 def test_which_torch_and_by_what(install, programs, tree):
     stamp = tree / ".venv" / "installed"
-    of_cpu, asked = install(OFFERED="2.14.0, 2.13.0+cpu, 2.13.0", TORCH_INDEX="file:///more")
+    of_cpu, asked = install(OFFERED=f"9.9.9, {LOCKED}+cpu, {LOCKED}", TORCH_INDEX="file:///more")
     assert of_cpu.stdout.splitlines()[0].endswith(
-        "torch 2.13.0 for CPUs, because there is no GPU, with pip"
+        f"torch {LOCKED} for CPUs, because there is no GPU, with pip"
     )
     locked, pinned, own = asked
     assert "--require-hashes --no-deps --only-binary :all:" in locked and "///more" not in locked
@@ -168,7 +171,7 @@ def test_which_torch_and_by_what(install, programs, tree):
     write_program(programs / "uv", UV)
     by_both, asked = install(DRY="0")
     first, second, *_ = by_both.stdout.splitlines()
-    assert first.endswith("torch 2.13.0 for CPUs, because there is no GPU, with uv")
+    assert first.endswith(f"torch {LOCKED} for CPUs, because there is no GPU, with uv")
     assert (
         second == "uv cannot install the locked packages (error: no such index); using pip instead"
     )

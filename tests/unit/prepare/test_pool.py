@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 
@@ -64,7 +65,12 @@ def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path, moment, number):
     assert (printed, errors) == ("interrupted\n", "")
 
 
-def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch):
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "with a library's thread"])
+def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch, others):
+    """The system may give the signal to a thread of a library, which does not block it."""
+    ended = threading.Event()
+    for _ in range(others):
+        threading.Thread(target=ended.wait).start()
     submit, sent = ProcessPoolExecutor.submit, []
 
     def interrupted(pool, *job):
@@ -77,5 +83,8 @@ def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch):
     monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
     long = 1000.0  # seconds, more than a test may take
     shown = {"sizes": [1, 1], "words": ("slept", "jobs"), "quiet": True}
-    with pytest.raises(KeyboardInterrupt):
-        next(run_with_progress(time.sleep, [long, long], 2, **shown))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(run_with_progress(time.sleep, [long, long], 2, **shown))
+    finally:
+        ended.set()
