@@ -176,7 +176,9 @@ def test_a_rank_that_cannot_read_is_named_by_the_others(seen):
 def test_nodes_that_are_not_consecutive_ranks_are_refused_by_all(seen):
     said = {of_rank["nodes"] for of_rank in seen}
     assert len(said) == 1
-    assert said.pop().startswith("data.balance: 'exchange_local' needs 2 consecutive ranks per node")
+    assert said.pop().startswith(
+        "data.balance: 'exchange_local' needs 2 consecutive ranks per node"
+    )
 
 
 def all_cases(config_path, data, output, info):

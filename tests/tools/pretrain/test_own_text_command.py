@@ -159,6 +159,16 @@ def do_what_the_docs_do(out, monkeypatch):
     assert again[0] == pytest.approx(found["embeddings"][0], abs=1e-5)
 
 
+def assert_precision_is_kept(run_dir, line, monkeypatch):
+    """A run is in the precision of the machine it began on, and stays in it on another one."""
+    precision = "bf16_autocast" if bf16_instructions() else "fp32"
+    assert line.endswith(f", in {precision}")
+    with monkeypatch.context() as on_another_machine:
+        has = [] if bf16_instructions() else ["amx_bf16"]
+        on_another_machine.setattr(choose, "bf16_instructions", lambda: has)
+        assert choose.cpu_precision(run_dir) == precision
+
+
 @pytest.mark.parametrize(
     "architecture", ["bert", pytest.param("modern", marks=pytest.mark.longest)]
 )
@@ -177,12 +187,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     said = capfd.readouterr().out
     lines = said.splitlines()
     assert lines[1].startswith("model: pretrain_cpu on the CPU: 1 layers of 32")
-    precision = "bf16_autocast" if bf16_instructions() else "fp32"
-    assert lines[1].endswith(f", in {precision}")
-    with monkeypatch.context() as on_another_machine:
-        has = [] if bf16_instructions() else ["amx_bf16"]
-        on_another_machine.setattr(choose, "bf16_instructions", lambda: has)
-        assert choose.cpu_precision(out / "run") == precision  # a run keeps its own
+    assert_precision_is_kept(out / "run", lines[1], monkeypatch)
     assert lines[2].startswith("training: 12 steps, 384 sequences, about 0:")
     assert said.count(" fill --checkpoint ") == 1
     facts = json.loads((out / "run" / "run_0" / "pretrain.json").read_text())
