@@ -19,7 +19,11 @@ from support import PACKAGE, REPOSITORY, TOOLS
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 GROUPS = PROJECT["optional-dependencies"]
-MODULES = {"nvidia-dali-cuda130": "nvidia.dali", "sentence-transformers": "sentence_transformers"}
+MODULES = {
+    "nvidia-dali-cuda130": "nvidia.dali",
+    "sentence-transformers": "sentence_transformers",
+    "huggingface-hub": "huggingface_hub",
+}
 COMMANDS = [  # as typed, the extra, its packages that the command needs
     ("tune --config cpu_tiny --space around --data d --out o", "tune", "optuna"),
     ("squad train --run-dir o", "squad", "tokenizers"),
@@ -32,6 +36,7 @@ COMMANDS = [  # as typed, the extra, its packages that the command needs
     ("pretrain text --out o", "parquet", "pyarrow"),
     ("prepare --corpus text --out o", "parquet", "pyarrow"),
     ("train --config cpu_tiny --data d --run-dir o --set data.loader=dali", "dali", ""),
+    ("convert an-owner/a-model --from huggingface --out o", "transformers", "huggingface_hub"),
 ]
 
 
@@ -102,6 +107,7 @@ def test_every_optional_package_that_is_imported_is_checked():
 def test_a_command_refuses_at_once_in_one_line(words, extra, packages, folder, monkeypatch, capsys):
     missing = packages.split(", ") if packages else ["nvidia-dali-cuda130"]
     hide(monkeypatch, *missing, "nvidia.dali")
+    missing = [extras._INSTALLED_AS.get(each, each) for each in missing]
     before = sorted(folder.rglob("*"))
     assert main(words.split()) == 2
     said = capsys.readouterr()

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         metavar="SOURCE",
-        help="directory with the weights, or prefix of a TensorFlow checkpoint (DIR/model.ckpt-N)",
+        help="directory, published model (OWNER/NAME), or TensorFlow checkpoint (DIR/model.ckpt-N)",
     )
     parser.add_argument(
         "--from",
@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
 def _open(source_format: str, path: Path) -> "Source":
     """Open weights in the given format. Raises CheckpointError if they cannot be used."""
     if source_format == "huggingface":
-        from bert_tools.huggingface.reader import open_huggingface
+        from bert_tools.huggingface.hub import open_weights
 
-        return open_huggingface(path)
+        return open_weights(path)
     from bert_tools.convert.tensorflow import open_tensorflow_source
 
     return open_tensorflow_source(path)

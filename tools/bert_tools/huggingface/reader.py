@@ -29,8 +29,7 @@ from mlperf_bert.files import file_size, in_brief, is_there, read_json, reading
 
 SINGLE = "model.safetensors"
 CONFIG = "config.json"
-_WRITTEN = "written by save_pretrained(), with config.json and model.safetensors"
-REMEDY = f"pass a directory {_WRITTEN}"
+REMEDY = "pass a directory written by save_pretrained(), with config.json and model.safetensors"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _AS_SAFETENSORS = (
     "if you trust it, convert it with transformers: "
@@ -54,8 +53,6 @@ def open_huggingface(folder: Path) -> Source:
     check_directory(folder, HUGGINGFACE)
     path = folder / CONFIG
     try:
-        if not is_there(folder):
-            raise CheckpointError(str(folder), "no such directory", f"pass one {_WRITTEN}")
         config = read_json(path, missing="no such file", remedy=REMEDY)
         with reading(path, REMEDY):
             settings = read_settings(config)

@@ -413,6 +413,8 @@ class Source:
         settings: settings of our section [model].
         stated_in: file with these settings, for error messages.
         published: name under which the checkpoint was published, empty unless its digest is known.
+        hub_name: name on the Hugging Face hub as the user typed it, empty for a directory.
+        hub_revision: hash of the commit on the hub, empty for a directory.
     """
 
     folder: Path
@@ -423,6 +425,8 @@ class Source:
     settings: Mapping[str, Any]
     stated_in: Path
     published: str = ""
+    hub_name: str = ""
+    hub_revision: str = ""
 
     @property
     def family(self) -> Family:
@@ -432,5 +436,5 @@ class Source:
     @property
     def origin(self) -> dict[str, str]:
         """Origin of the weights, as recorded in the manifest of a checkpoint."""
-        origin = {"name": self.name, "form": self.form, "published": self.published}
-        return {key: value for key, value in origin.items() if value}
+        keys = ("name", "form", "published", "hub_name", "hub_revision")
+        return {key: value for key in keys if (value := getattr(self, key))}

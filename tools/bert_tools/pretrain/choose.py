@@ -14,7 +14,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Precision
 from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.machine import bf16_instructions, usable_cpus
-from mlperf_bert.run.console import as_clock
+from mlperf_bert.run.console import ProgressLines, as_clock
 
 RUN = "run"  # the directory in --out for the training's run
 # Passes over the text. On a CPU, 1.5 MB take minutes on two cores. On a GPU they are BERT's own 40
@@ -85,35 +85,33 @@ class Plan:
 def as_checkpoint(given: Path, converted: Path) -> Path:
     """Return the initial weights as a checkpoint, converted from Hugging Face's format if needed.
 
-    The result is `converted` if `given` is in Hugging Face's format, otherwise `given`. Weights are
-    converted only once, so a resumed command reads only `converted`. If the weights have no
-    masked-LM head, the head is randomly initialized. Raises CheckpointError, ConfigError or
-    DataError.
+    The result is `given` if that is a checkpoint, otherwise `converted`. A resumed command neither
+    downloads nor converts weights again. If the weights have no masked-LM head, the head is
+    randomly initialized. Raises CheckpointError, ConfigError or DataError.
     """
     from bert_tools.huggingface.conversion import (
         HEAD,
         plan_conversion,
         write_checkpoint,
     )
-    from bert_tools.huggingface.reader import is_huggingface, open_huggingface
+    from bert_tools.huggingface.hub import is_origin, open_weights
+    from bert_tools.huggingface.reader import is_huggingface
     from mlperf_bert.checkpoint.manifest import read_manifest
-    from mlperf_bert.checkpoint.weights_directory import EITHER, check_directory
+    from mlperf_bert.checkpoint.weights_directory import EITHER, check_directory, is_hub_name
 
-    if not given.exists():
-        if not converted.exists():
-            check_directory(given, EITHER)
-        return converted
-    if not is_huggingface(given):
+    if given.exists() and not is_huggingface(given):
         return given
-    source = open_huggingface(given)
-    origin = {"format": "huggingface", **source.origin}
     if converted.exists():
-        if not origin.items() <= read_manifest(converted).origin.items():
+        if not is_origin(given, read_manifest(converted).origin):
             problem = f"was converted from weights other than {given}"
             raise ConfigError(str(converted), problem, "pass another --out")
         return converted
-    plan = plan_conversion(source, None, "draw")
-    write_checkpoint(plan, converted, origin)
+    if not is_hub_name(given):
+        check_directory(given, EITHER)
+    source = open_weights(given)
+    with ProgressLines().never_silent(lambda: f"converting {given}"):
+        plan = plan_conversion(source, None, "draw")
+        write_checkpoint(plan, converted, {"format": "huggingface", **source.origin})
     head = f" (it has no {HEAD}, which is initialized at random)" if plan.drawn else ""
     print(f"converted {given} ({source.form}) to {converted}{head}", flush=True)
     return converted

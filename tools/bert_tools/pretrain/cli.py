@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(model, text, required=False)
     text = "architecture of the encoder (default: bert)"
     model.add_argument("--architecture", choices=("bert", "modern"), help=text)
-    add_init_checkpoint(model)
+    text = "start from this checkpoint, Hugging Face directory or published model OWNER/NAME"
+    add_init_checkpoint(model, text)
     add_text_options(parser)
     steps = parser.add_argument_group("one step at a time")
     text = "directory for the prepared data (default: OUT/data)"
@@ -135,9 +136,9 @@ def _text_to_model(args: argparse.Namespace) -> int:
     for directory in (args.out, args.data):
         check_out_dir(args.text, directory)
     run_dir = args.out / RUN
+    if args.init_checkpoint is not None:
+        args.init_checkpoint = as_checkpoint(args.init_checkpoint, args.out / CONVERTED)
     with ProgressLines().never_silent(lambda: "choosing the model"):
-        if args.init_checkpoint is not None:
-            args.init_checkpoint = as_checkpoint(args.init_checkpoint, args.out / CONVERTED)
         plan = choose(args)
         is_over = (run_dir / "run_0" / "outcome.json").exists()
         lines = [plan.in_words(), *([] if is_over else [expected(plan)])]

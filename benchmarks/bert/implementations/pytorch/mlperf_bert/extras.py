@@ -29,7 +29,8 @@ MEGABYTES = {
     "transformers": 37,
     "tune": 30,
 }
-_INSTALLED_AS = {"nvidia.dali": "nvidia-dali-cuda130"}  # packages named differently from modules
+# Packages that are named differently from their modules.
+_INSTALLED_AS = {"nvidia.dali": "nvidia-dali-cuda130", "huggingface_hub": "huggingface-hub"}
 _SCRIPT = Path("tools/venv.sh")
 _HERE = Path("benchmarks/bert/implementations/pytorch/mlperf_bert")  # in a checkout
 # Packages that the program needs, of which `module load` may bring other versions.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlperf_bert.checkpoint.weights_directory import A_CHECKPOINT, check_directory
+from mlperf_bert.checkpoint.weights_directory import A_CHECKPOINT, HUB_NAME, check_directory
 from mlperf_bert.config.files import config_from_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import AttentionName, KernelsName
@@ -177,9 +177,10 @@ def resolve(directory: Path) -> Path:
         return directory
     name = _latest(directory / LATEST)
     if name is None:
-        check_directory(directory, A_CHECKPOINT)
+        remedy = _instead_of(directory)
+        check_directory(directory, remedy)
         problem = f"is not a checkpoint, because it has neither {MANIFEST} nor {LATEST}"
-        raise CheckpointError(str(directory), problem, _instead_of(directory))
+        raise CheckpointError(str(directory), problem, remedy)
     if not _STEP_NAME.fullmatch(name) or not is_file(directory / name / MANIFEST):
         problem = f"contains {in_brief(name)}, which is not a checkpoint"
         remedy = "pass one of the step_* directories next to this file"
@@ -188,13 +189,15 @@ def resolve(directory: Path) -> Path:
 
 
 def _instead_of(directory: Path) -> str:
-    """Return a remedy that says what to pass instead of a directory that is not a checkpoint."""
+    """Return a remedy that says what to pass instead of a path that is not a checkpoint."""
     for inside in (OF_A_RUN, f"run_0/{OF_A_RUN}", f"run/run_0/{OF_A_RUN}"):
         if is_file(directory / inside / LATEST):
             return f"pass {directory / inside}"
+    command = typed("convert", directory, "--from", "huggingface", "--out", "NEW")
     if is_file(directory / "config.json"):
-        command = typed("convert", directory, "--from", "huggingface", "--out", "NEW")
         return f"convert it with `{command}`, and pass NEW"
+    if HUB_NAME.fullmatch(str(directory)) and not is_there(directory):
+        return f"{A_CHECKPOINT} (for the published model of this name, `{command}`)"
     return A_CHECKPOINT
 
 

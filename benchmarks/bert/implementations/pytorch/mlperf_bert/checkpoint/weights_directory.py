@@ -6,6 +6,7 @@ message everywhere.
 
 import difflib
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +18,29 @@ A_CHECKPOINT = (
     "pass a checkpoint, such as RUN_DIR/run_0/checkpoints, or convert other programs' weights with "
     "`mlperf_bert convert`"
 )
-HUGGINGFACE = "pass one written by save_pretrained(), with config.json and model.safetensors"
-EITHER = (
-    "pass a checkpoint, such as RUN_DIR/run_0/checkpoints, or a directory written by "
-    "save_pretrained(), with config.json and model.safetensors"
+HUGGINGFACE = (
+    "pass one written by save_pretrained(), with config.json and model.safetensors, or the name of "
+    "a published model, OWNER/NAME"
 )
+EITHER = (
+    "pass a checkpoint, such as RUN_DIR/run_0/checkpoints, a directory written by "
+    "save_pretrained(), with config.json and model.safetensors, or the name of a published model, "
+    "OWNER/NAME"
+)
+# A model on the Hugging Face hub, OWNER/NAME or OWNER/NAME@REVISION.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?", re.ASCII)
+
+
+def is_hub_name(path: Path) -> bool:
+    """Return whether `path` is the name of a published model, and not a path or a mistyped one.
+
+    With a revision, it is a name unless the path exists. Without one, it is a path if the directory
+    OWNER exists, or if a directory has a similar path.
+    """
+    found = HUB_NAME.fullmatch(str(path))
+    if found is None or is_there(path):
+        return False
+    return found[1] is not None or not (is_there(path.parent) or _similar(path))
 
 
 def check_directory(path: Path, remedy: str) -> None:
@@ -36,6 +55,8 @@ def check_directory(path: Path, remedy: str) -> None:
         raise CheckpointError(str(path), "is not a directory", remedy)
     similar = _similar(path)
     suggestion = remedy if similar is None else f"did you mean {similar}?"
+    if remedy in (HUGGINGFACE, EITHER) and HUB_NAME.fullmatch(str(path)):
+        suggestion += f" (for the published model of this name, pass {path}@main)"
     raise CheckpointError(str(path), "no such directory", suggestion)
 
 

@@ -80,12 +80,14 @@ def add_set(options: Options) -> None:
     )
 
 
-def add_init_checkpoint(options: Options) -> None:
-    """Add the option `--init-checkpoint DIR`.
+def add_init_checkpoint(
+    options: Options, text: str = "start from the weights in this checkpoint"
+) -> None:
+    """Add the option `--init-checkpoint DIR`, with the help text `text`.
 
     `args.init_checkpoint` is a Path or None, as `load_config` expects.
     """
-    text = "start from the weights in this checkpoint (default: run.init_checkpoint of the config)"
+    text += " (default: run.init_checkpoint of the config)"
     options.add_argument("--init-checkpoint", type=Path, metavar="DIR", help=text)
 
 
