@@ -193,6 +193,7 @@ class ShardGroup:
         received = sent.new_empty((sum(received_from), sent.size(1)))
         sizes = list(received_from), list(sent_to)
         work = dist.all_to_all_single(received, sent, *sizes, group=self._shards, async_op=True)
+        assert work is not None  # because this rank belongs to the group
         return received, work.wait
 
     def publish(self, number: int, whole: Tensor, piece: Tensor) -> None:

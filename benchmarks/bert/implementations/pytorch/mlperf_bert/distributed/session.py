@@ -146,6 +146,7 @@ def make_exchange_group(
         ranks = list(range(start, start + size))
         group = dist.new_group(ranks, backend="gloo")
         if info.rank in ranks:
+            assert isinstance(group, dist.ProcessGroup)  # others get a number
             own = group
     dist.all_reduce(torch.zeros(1), group=own)
     return own

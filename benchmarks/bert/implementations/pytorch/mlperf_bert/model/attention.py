@@ -102,7 +102,7 @@ def rotate(q: Tensor, k: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tenso
         [table.index_select(0, positions)[:, None] for table in (rotary.cos, rotary.sin)]
         for positions in (layout.query_positions, layout.position_ids)
     )
-    return _Rotate.apply(q, *query_angles), _Rotate.apply(k, *key_angles)  # type: ignore[no-untyped-call]
+    return _Rotate.apply(q, *query_angles), _Rotate.apply(k, *key_angles)
 
 
 class _Rotate(torch.autograd.Function):
@@ -275,7 +275,7 @@ def _site_of_slots(site: DropoutSite | None, slots: Slots | None) -> DropoutSite
 def _to_slots(x: Tensor, slots: Slots | None) -> Tensor:
     if slots is None:
         return x
-    padded: Tensor = _GatherSlots.apply(x, slots.slot_row, slots.row_slot)  # type: ignore[no-untyped-call]
+    padded: Tensor = _GatherSlots.apply(x, slots.slot_row, slots.row_slot)
     return padded
 
 
@@ -306,7 +306,7 @@ def flash(
     The number of channels per head must be a multiple of 8 and at most 256.
     """
     q, k = rotate(q, k, layout)
-    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
+    context: Tensor = _VarlenAttention.apply(q, k, v, layout, site)
     return context
 
 

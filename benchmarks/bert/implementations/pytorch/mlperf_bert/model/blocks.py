@@ -136,7 +136,7 @@ class Blocks:
         """
         logits = precise(F.linear(hidden, weight, bias))
         # Nothing else refers to these logits, so on a CPU they can be overwritten.
-        total: Tensor = _CrossEntropySum.apply(logits, labels, logits.device.type == "cpu")  # type: ignore[no-untyped-call]
+        total: Tensor = _CrossEntropySum.apply(logits, labels, logits.device.type == "cpu")
         return total
 
 
@@ -167,7 +167,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
         The loss in nats, a scalar. It is float64 if the logits are float64, and float32 otherwise.
         It supports one backward pass and has no second derivative.
     """
-    total: Tensor = _CrossEntropySum.apply(precise(logits), labels, False)  # type: ignore[no-untyped-call]
+    total: Tensor = _CrossEntropySum.apply(precise(logits), labels, False)
     return total
 
 

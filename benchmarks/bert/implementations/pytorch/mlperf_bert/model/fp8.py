@@ -193,7 +193,7 @@ def product(
     records = torch.is_grad_enabled()
     results: tuple[Tensor, ...] = _Product.apply(
         x, x8, scales, records, len(weights), *weights, *biases
-    )  # type: ignore[no-untyped-call]
+    )
     return results
 
 

@@ -93,7 +93,7 @@ class FusedBlocks(Blocks):
 
     @staticmethod
     def _split(joined: Tensor, widths: list[int]) -> tuple[Tensor, ...]:
-        parts: tuple[Tensor, ...] = _Columns.apply(joined, widths)  # type: ignore[no-untyped-call]
+        parts: tuple[Tensor, ...] = _Columns.apply(joined, widths)
         return parts
 
     def residual_output(
@@ -112,7 +112,7 @@ class FusedBlocks(Blocks):
         output, alias, y8 = _ResidualOutput.apply(
             *(*self._factors(x, dense), _pop_alias(residual)),
             *(dense.bias, norm.weight, norm.bias, norm.eps, keep, scale),
-        )  # type: ignore[no-untyped-call]
+        )
         output.alias, output.fp8 = alias, y8
         return output  # type: ignore[no-any-return]
 
@@ -122,7 +122,7 @@ class FusedBlocks(Blocks):
         In FP8, the values are only in the FP8 copy of the result, and the result itself contains
         NaN.
         """
-        output, y8 = _Intermediate.apply(*self._factors(hidden, dense), dense.bias)  # type: ignore[no-untyped-call]
+        output, y8 = _Intermediate.apply(*self._factors(hidden, dense), dense.bias)
         output.fp8 = y8
         return output  # type: ignore[no-any-return]
 
@@ -141,7 +141,7 @@ class FusedBlocks(Blocks):
         keep, scale = _kept(site, dense.out_features)
         total, output, y8 = _SumNorm.apply(
             *(*self._factors(x, dense), residual, norm.weight, norm.eps, keep, scale)
-        )  # type: ignore[no-untyped-call]
+        )
         output.fp8 = y8
         return total, output
 
@@ -151,7 +151,7 @@ class FusedBlocks(Blocks):
         In FP8, the values are only in the FP8 copy of the result, and the result itself contains
         NaN.
         """
-        output, y8 = _Gated.apply(*self._factors(hidden, dense))  # type: ignore[no-untyped-call]
+        output, y8 = _Gated.apply(*self._factors(hidden, dense))
         output.fp8 = y8
         return output  # type: ignore[no-any-return]
 
@@ -175,7 +175,7 @@ class FusedBlocks(Blocks):
         """Embed words, token types and positions with one kernel. See `Blocks.embed`."""
         keep, scale = _kept(site, norm.weight.shape[0])
         weights = (*(table.weight for table in tables), norm.weight, norm.bias)
-        output: Tensor = _EmbeddingNorm.apply(*ids, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
+        output: Tensor = _EmbeddingNorm.apply(*ids, *weights, norm.eps, keep, scale)
         return output
 
     def embed_words(
@@ -185,7 +185,7 @@ class FusedBlocks(Blocks):
         keep, scale = _kept(site, norm.weight.shape[0])
         missing = None, None
         weights = (table.weight, *missing, norm.weight, None)
-        output: Tensor = _EmbeddingNorm.apply(ids, *missing, *weights, norm.eps, keep, scale)  # type: ignore[no-untyped-call]
+        output: Tensor = _EmbeddingNorm.apply(ids, *missing, *weights, norm.eps, keep, scale)
         return output
 
     def masked_lm_loss(
@@ -197,7 +197,7 @@ class FusedBlocks(Blocks):
         and the kernel that computes the gradient of the logits also computes that of the bias.
         """
         logits = F.linear(hidden, weight, bias.detach())
-        total: Tensor = _CrossEntropySum.apply(logits, bias, labels)  # type: ignore[no-untyped-call]
+        total: Tensor = _CrossEntropySum.apply(logits, bias, labels)
         return total
 
 

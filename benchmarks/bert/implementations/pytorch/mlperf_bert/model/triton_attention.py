@@ -123,7 +123,7 @@ def attend(
     The tensors are bf16, and H is 16, 32, 64 or 128. Rows after the last sequence are neither read
     nor written.
     """
-    context: Tensor = _Attention.apply(q, k, v, layout, site)  # type: ignore[no-untyped-call]
+    context: Tensor = _Attention.apply(q, k, v, layout, site)
     return context
 
 

@@ -76,7 +76,7 @@ def dropout(x: Tensor, site: DropoutSite) -> Tensor:
 
     For the backward pass, only one bit per element is saved.
     """
-    dropped: Tensor = _Dropout.apply(x, site)  # type: ignore[no-untyped-call]
+    dropped: Tensor = _Dropout.apply(x, site)
     return dropped
 
 
