@@ -21,6 +21,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from bert_tools.common.phase_record import read_phases
 from bert_tools.report.chart import seconds
 from bert_tools.report.run import (
     Record,
@@ -124,7 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "can watch runs on other machines over a shared file system.",
         "mlperf_bert watch runs/two --once",
     )
-    text = "run directory, of which the newest run is shown, or one of its folders run_<i>"
+    text = (
+        "run directory, of which the newest run or all phases are shown, or a folder run_<i> of it"
+    )
     parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
     text = "print the state of the runs once and exit (default if stdout is not a terminal)"
     parser.add_argument("--once", action="store_true", help=text)
@@ -144,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         for path in args.run_paths:
             if not path.exists():
                 raise DataError(str(path), "no such directory", "pass a run directory")
-        snapshots = [snapshot_of(path) for path in args.run_paths]
+        snapshots = [each for path in args.run_paths for each in snapshots_of(path)]
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
         with console.capture() as page:
             console.print(screen_of(snapshots), width=max(1, width))
@@ -154,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with SignalPipe() as signals, live:
             while console.is_terminal:  # false once the terminal is closed, and rich stops writing
-                snapshots = [snapshot_of(path) for path in args.run_paths]
+                snapshots = [each for path in args.run_paths for each in snapshots_of(path)]
                 live.update(screen_of(snapshots), refresh=True)
                 if all(each.has_ended for each in snapshots) or signals.wait(INTERVAL_S):
                     break
@@ -162,6 +165,21 @@ def run(args: argparse.Namespace) -> int:
         if error.errno != errno.EIO:  # the terminal was closed
             raise
     return 0
+
+
+def snapshots_of(path: Path) -> list[Snapshot]:
+    """Read the current state of all phases in a run directory, or of one run as `snapshot_of` does.
+
+    Phases that have not started are included only while the command `phases` is running.
+    """
+    try:
+        phases = read_phases(path)
+    except UserError:  # the newest run is then shown as usual
+        phases = []
+    is_running = any(each.status == "running" for each in phases)
+    folders = [path / f"run_{index}" for index in range(len(phases))]
+    started = [each for each in folders if is_running or each.exists()]
+    return [snapshot_of(each) for each in started or [path]]
 
 
 def snapshot_of(path: Path) -> Snapshot:

@@ -59,6 +59,7 @@ DEBUG = "--debug"  # removed before parsing, so that it works in any position
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the model reaches its target accuracy"),
     "pretrain": ("bert_tools.pretrain.cli", "train an encoder on your own text and export it"),
+    "phases": ("bert_tools.phases.cli", "train a model in several phases of one recipe"),
     "watch": ("bert_tools.report.watch", "show the progress of runs in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "measure a checkpoint's accuracy on held-out data"),
     "convert": ("bert_tools.convert.cli", "convert another program's weights to a checkpoint"),

@@ -91,39 +91,59 @@ def _check_phase(directory: Path, config: RunConfig, data_dir: Path) -> None:
     if not any(name.startswith(SHARDS) for name in read_manifest(directory).files):
         _refuse_state(config, f"{directory} has weights without a training state")
         return
-    before = read_config(directory)
+    before, run = read_config(directory), f"the run in {directory}"
+    check_state_of_phase(config, before, run)
+    if config.data.skip_samples:
+        state = read_state(directory)
+        _check_same(run, {"run.seed": (config.run.seed, state.seed)}, "data.skip_samples")
+        check_order_of_phase(config, before, run, data_dir, state.data_sha256)
+
+
+def check_state_of_phase(config: RunConfig, before: RunConfig, run: str) -> None:
+    """Raise ConfigError if a phase of `config` cannot use the training state of an earlier run.
+
+    `before` is the config of that run, and `run` names it in messages.
+    """
     if config.run.init_state == "training":
         kinds: dict[str, tuple[Any, Any]] = {
             "optim.name": (config.optim.name, before.optim.name),
             # Without the training state, a head of the weights may be ignored.
             "model.objective": (config.model.objective, before.model.objective),
         }
-        _check_same(directory, kinds, "run.init_state 'training'")
+        _check_same(run, kinds, "run.init_state 'training'")
+
+
+def check_order_of_phase(
+    config: RunConfig, before: RunConfig, run: str, data_dir: Path, data_sha256: str
+) -> None:
+    """Raise ConfigError if `data.skip_samples` is set, and an earlier run has other data or order.
+
+    `before` is the config of that run, `run` names it in messages, and `data_sha256` is the digest
+    of its data.
+    """
     if config.data.skip_samples:
-        state = read_state(directory)
         orders: dict[str, tuple[Any, Any]] = {
-            "run.seed": (config.run.seed, state.seed),
-            "data.sampler": (config.data.sampler, before.data.sampler),
+            "data.sampler": (config.data.sampler, before.data.sampler)
         }
         if config.data.sampler == "quantile":
             batch, theirs = (each.parallel.global_batch_size for each in (config, before))
             name = "number of quantiles (the largest divisor of the global batch up to 64)"
             orders[name] = (num_quantiles(batch), num_quantiles(theirs))
-        _check_same(directory, orders, "data.skip_samples")
-        if sets_sha256(data_dir / "train", data_dir / "eval") != state.data_sha256:
-            problem = f"is {config.data.skip_samples}, but {directory} was trained on other data"
-            raise ConfigError("data.skip_samples", problem, "use 0, or pass that checkpoint's data")
+        _check_same(run, orders, "data.skip_samples")
+        if sets_sha256(data_dir / "train", data_dir / "eval") != data_sha256:
+            problem = f"is {config.data.skip_samples}, but {run} has other data"
+            raise ConfigError("data.skip_samples", problem, "use 0, or pass the data of that run")
 
 
-def _check_same(directory: Path, settings: dict[str, tuple[Any, Any]], for_what: str) -> None:
-    """Raise ConfigError for the first setting that differs between this run and the checkpoint.
+def _check_same(run: str, settings: dict[str, tuple[Any, Any]], for_what: str) -> None:
+    """Raise ConfigError for the first setting that differs between this run and an earlier one.
 
-    `settings` maps each setting to the pair (value in this run, value in the checkpoint).
-    `for_what` is the setting that requires the values to be equal.
+    `settings` maps each setting to the pair (value in this run, value in the earlier run), and
+    `run` names the earlier run. `for_what` is the setting that requires the values to be equal.
     """
     for name, (ours, theirs) in settings.items():
         if ours != theirs:
-            problem = f"is {ours!r}, but the run in {directory} has {theirs!r}"
+            problem = f"is {ours!r}, but {run} has {theirs!r}"
             remedy = f"use {theirs!r}, because {for_what} requires the same value"
             raise ConfigError(name, problem, remedy)
 
@@ -136,23 +156,30 @@ def settings_of(model: ModelSection) -> dict[str, Any]:
 
 def check_model(directory: Path, model: ModelSection) -> None:
     """Raise ConfigError if settings in `model` do not match the weights in `directory`."""
-    theirs = read_config(directory).model
+    check_model_settings(model, read_config(directory).model, f"the weights in {directory}")
+
+
+def check_model_settings(model: ModelSection, theirs: ModelSection, weights: str) -> None:
+    """Raise ConfigError if settings in `model` do not match weights of a model `theirs`.
+
+    `weights` names these weights in messages.
+    """
     free = _OF_A_PHASE if theirs.architecture == "modern" else frozenset()
     for name, value in settings_of(theirs).items():
         if name not in free:
-            _check_setting(directory, name, getattr(model, name), value)
+            _check_setting(weights, name, getattr(model, name), value)
 
 
-def _check_setting(directory: Path, name: str, ours: Any, theirs: Any) -> None:
+def _check_setting(weights: str, name: str, ours: Any, theirs: Any) -> None:
     if name == "objective":
         if (ours, theirs) == ("mlm_nsp", "mlm"):
-            problem = f"is 'mlm_nsp', but the weights in {directory} have no next-sentence head"
+            problem = f"is 'mlm_nsp', but {weights} have no next-sentence head"
             remedy = "use 'mlm', or pass weights that have this head"
             raise ConfigError("model.objective", problem, remedy)
     elif name == "vocab_size" and -(-ours // 8) == -(-theirs // 8):
         return  # both are padded to the same number of rows
     elif ours != theirs:
-        problem = f"is {ours}, but the weights in {directory} have {theirs}"
+        problem = f"is {ours}, but {weights} have {theirs}"
         raise ConfigError(f"model.{name}", problem, f"set it to {theirs!r}")
 
 

@@ -126,7 +126,7 @@ def load_config(
     """
     similar = "" if os.path.lexists(path) else _similar_configs(path)
     tables = read_toml(path, similar or "pass a config file")
-    changes = [_parse_override(override) for override in overrides]
+    changes = [parse_override(override) for override in overrides]
     if init_checkpoint is not None:
         changes.append(("run", "init_checkpoint", str(init_checkpoint)))
     config = config_from_tables(tables, str(path))
@@ -256,7 +256,8 @@ def _unknown_section(name: str, value: Any, origin: str) -> ConfigError:
     return ConfigError(origin, f"unknown section [{in_brief(name)[1:-1]}]", remedy)
 
 
-def _parse_override(override: str) -> tuple[str, str, Any]:
+def parse_override(override: str) -> tuple[str, str, Any]:
+    """Split `section.field=value` into section, field and value. Raises ConfigError."""
     dotted, equals, text = override.partition("=")
     section, dot, field = dotted.strip().partition(".")
     if not equals:

@@ -41,6 +41,7 @@ def run_on_ranks(
     *,
     agreed_statuses: Collection[int] = (STOPPED,),
     hint: str | None = None,
+    signals: CaughtSignals | None = None,
 ) -> int:
     """Run `python -P -m mlperf_bert <arguments>` on ranks 0 .. num_ranks - 1 of this machine.
 
@@ -55,14 +56,16 @@ def run_on_ranks(
     ranks also end when this process is killed.
 
     If a signal ends rank 0 before it can report the signal, this function reports it, and prints
-    `hint`.
+    `hint`. The function records signals in `signals`, so that a caller can see whether one arrived
+    after the ranks had finished their work.
 
     Raises ConfigError if the ranks cannot be started, or need more memory than the machine has.
     """
     _check_number(num_ranks)
     if num_ranks > 1:
         _check_loopback()
-    with CaughtSignals() as signals, _meeting_directory() as directory, _Ranks() as ranks:
+    signals = signals or CaughtSignals()
+    with signals, _meeting_directory() as directory, _Ranks() as ranks:
         ranks.start(arguments, num_ranks, f"{directory}/store")
         yielding = (*agreed_statuses, LOST, MISTAKE)
         while ranks.run() and not signals.first and not ranks.have_failed(yielding):

@@ -1,0 +1,1 @@
+"""Train all phases of one recipe with one command."""
