@@ -32,7 +32,7 @@ from support import (
 )
 
 STOPPED, KILLED = 75, -9
-STEPS = (30, 32)
+STEPS = (60, 64)
 STARTS_WITHIN_S = 120  # on a machine that has other work
 COMMON = TINY_CONFIG.replace("max_steps = 20\nseed = 11\n", "").replace("decay_steps = 20\n", "")
 PHASES_OF_RECIPE = """
@@ -48,12 +48,12 @@ max_predictions = 3
 [phase.parallel]
 local_batch_size = 8
 [phase.schedule]
-decay_steps = 30
+decay_steps = 60
 [[phase]]
 name = "long"
 data_dir = "long"
 [phase.schedule]
-decay_steps = 32
+decay_steps = 64
 """
 RECIPE = COMMON + PHASES_OF_RECIPE
 
@@ -139,23 +139,23 @@ def test_it_says_what_it_trains_and_what_to_do_next(whole, capsys):
     assert phases(root) == MISSED  # everything is finished
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
-        "phase 1 of 2, 'short': 30 steps, 240 sequences of up to 16 tokens, data short",
-        "phase 2 of 2, 'long': 32 steps, 512 sequences of up to 32 tokens, data long",
+        "phase 1 of 2, 'short': 60 steps, 480 sequences of up to 16 tokens, data short",
+        "phase 2 of 2, 'long': 64 steps, 1,024 sequences of up to 32 tokens, data long",
     ]
-    assert lines[2].startswith("phase 'short' has already ended after 30 steps, 240 samples, ")
+    assert lines[2].startswith("phase 'short' has already ended after 60 steps, 480 samples, ")
     assert len(lines) == 5 and lines[-1].startswith("phases: target missed, accuracy 0.")
-    assert "after 2 phases, 752 samples and " in lines[-1]
+    assert "after 2 phases, 1,504 samples and " in lines[-1]
     assert f"report page {root}. To export the model: " in lines[-1]
     values = json.loads((root / PHASES).read_text())
     assert values.keys() == {"schema_version", "phases"} and values["schema_version"] == 1
     short, long = values["phases"]
-    assert (short["name"], short["status"], short["steps"]) == ("short", "finished", 30)
-    assert (long["name"], long["status"], long["samples"]) == ("long", "finished", 512)
+    assert (short["name"], short["status"], short["steps"]) == ("short", "finished", 60)
+    assert (long["name"], long["status"], long["samples"]) == ("long", "finished", 1024)
     assert long["seconds"] > 0 and 0 <= long["accuracy"] <= 1
     assert seed_of(root, 0) == seed_of(root, 1)  # although the first phase has drawn it
     assert main(["report", "page", str(root)]) == 0
     said = capsys.readouterr().out
-    assert [f"run_{i}: {how}" in said for i, how in enumerate(("finished", "target missed"))]
+    assert "/run_0: finished, no target\n" in said and "/run_1: target missed\n" in said
     states = [(each.name[-5:], each.state) for each in snapshots_of(root)]
     assert states == [("run_0", "ended: finished, no target"), ("run_1", "ended: target missed")]
 
@@ -164,10 +164,10 @@ def test_it_equals_two_commands_by_hand(whole, tmp_path):
     """As on the page docs/concepts/encoder_recipe.md, with a config of one phase."""
     root, _ = whole
     config, seed = tmp_path / "one.toml", f"run.seed={seed_of(root)}"
-    config.write_text(COMMON.replace("[schedule]\n", "[schedule]\ndecay_steps = 32\n"))
+    config.write_text(COMMON.replace("[schedule]\n", "[schedule]\ndecay_steps = 64\n"))
     words = ["train", "--config", str(config), "--run-dir", str(tmp_path / "run")]
     short = ("data.max_seq_length=16", "data.max_predictions=3", "parallel.local_batch_size=8")
-    short += ("schedule.decay_steps=30", "eval.target_accuracy=none", seed)
+    short += ("schedule.decay_steps=60", "eval.target_accuracy=none", seed)
     assert main([*words, "--data", "short", *sets_of(*short)]) == 0
     words += ["--init-checkpoint", str(tmp_path / "run/run_0/checkpoints"), "--run-index", "1"]
     words += ["--data", "long", *sets_of("run.init_state=training", seed)]
@@ -184,7 +184,7 @@ def test_killed_between_phases_it_goes_on_bit_for_bit(whole, capsys):
         assert look[1].state == "no run has started here yet"
         capsys.readouterr()
         assert phases(copy) == MISSED
-        assert "phase 'short' has already ended after 30 steps" in capsys.readouterr().out
+        assert "phase 'short' has already ended after 60 steps" in capsys.readouterr().out
         assert results(copy) == results(root) and statuses(copy) == ["finished"] * 2
 
 
@@ -258,7 +258,7 @@ def test_no_phase_follows_one_that_did_not_end(tmp_path, capsys, how, status, sa
 
 
 LAST = '[[phase]]\nname = "long"\ndata_dir = "long"\n'
-OF_LONG = "[phase.schedule]\ndecay_steps = 32\n"
+OF_LONG = "[phase.schedule]\ndecay_steps = 64\n"
 REFUSED = [  # a part of the recipe, its replacement, and the error
     (PHASES_OF_RECIPE, "decay_steps = 9", "two.toml: has no [[phase]] tables; add a [[phase]]"),
     ("[[phase]]", "[phase]", "two.toml: is not valid TOML"),
@@ -326,11 +326,12 @@ def test_options_are_checked_too(tmp_path, capsys, monkeypatch):
     assert "was started once per rank; start the command once" in refusal(capsys, *words)
 
 
-def test_what_a_phase_may_change(tmp_path):
+def test_what_a_phase_may_change(place, tmp_path, monkeypatch):
     """The rate, and with weights only the optimizer too; `--set` goes before the phase's own."""
     own = '[phase.run]\ninit_state = "weights"\n[phase.optim]\nname = "lamb"\n'
     recipe = tmp_path / "two.toml"
-    recipe.write_text(RECIPE.replace(LAST, LAST + own))
+    recipe.write_text(RECIPE.replace(LAST, LAST.replace('r = "long"', 'r = "~/long"') + own))
+    monkeypatch.setenv("HOME", str(place))
     read = read_recipe(recipe, ["schedule.decay_steps=7"], Path("first"), tmp_path / "run")
     short, long = (each.config for each in read)
     assert (short.run.init_checkpoint, long.run.init_checkpoint) == ("first", "")
@@ -340,7 +341,7 @@ def test_what_a_phase_may_change(tmp_path):
 
 
 CHANGED = [
-    ("decay_steps = 30", "decay_steps = 31", "'short': run.max_steps: is 31, but the phase in"),
+    ("decay_steps = 60", "decay_steps = 61", "'short': run.max_steps: is 61, but the phase in"),
     ("learning_rate = 3e-3", "learning_rate = 4e-3", "'short': optim.learning_rate: is 0.004, but"),
     ('data_dir = "short"', 'data_dir = "other"', "was not trained on the data in other; pass the"),
     ("local_batch_size = 8", "local_batch_size = 4", "gives a global batch of 4, but the checkp"),

@@ -220,9 +220,10 @@ def _check_unchanged(phase: Phase) -> None:
 
     try:
         checkpoint = resolve(phase.paths.checkpoints)
+        old, state = read_config(checkpoint), read_state(checkpoint)
     except CheckpointError:
-        return  # train looks for an older one
-    new, old, state = phase.config, read_config(checkpoint), read_state(checkpoint)
+        return  # it is damaged, and `train` resumes from an older one and checks that
+    new = phase.config
     same: dict[str, tuple[Any, Any]] = {
         "run.max_steps": (new.max_steps, old.max_steps),
         "run.init_state": (new.run.init_state, old.run.init_state),
