@@ -18,6 +18,7 @@ from mlperf_bert.errors import ConfigError, DataError, one_line, say
 from mlperf_bert.files import open_regular_file
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 
+PHASES = "phases.json"  # written by the command `phases` into its run directory
 MAX_RUNS = 32  # the page has no more combinations of colours and dashes
 _RUN_FILES = ("metrics.jsonl", "config.toml", "environment.json", "outcome.json")
 _RUN = re.compile(r"run_(\d{1,6})")

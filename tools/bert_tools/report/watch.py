@@ -21,9 +21,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from bert_tools.common.phase_record import read_phases
 from bert_tools.report.chart import seconds
 from bert_tools.report.run import (
+    PHASES,
     Record,
     ended_in_words,
     metrics_in,
@@ -36,6 +36,7 @@ from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import SignalPipe
 from mlperf_bert.errors import DataError, UserError, one_line
+from mlperf_bert.files import read_json
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
 from mlperf_bert.run.remaining import NEWEST, Remaining, estimate_remaining, samples_per_s
 
@@ -125,9 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "can watch runs on other machines over a shared file system.",
         "mlperf_bert watch runs/two --once",
     )
-    text = (
-        "run directory, of which the newest run or all phases are shown, or a folder run_<i> of it"
-    )
+    text = "run directory, of which the newest run or all phases are shown, or a folder run_<i>"
     parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help=text)
     text = "print the state of the runs once and exit (default if stdout is not a terminal)"
     parser.add_argument("--once", action="store_true", help=text)
@@ -173,13 +172,13 @@ def snapshots_of(path: Path) -> list[Snapshot]:
     Phases that have not started are included only while the command `phases` is running.
     """
     try:
-        phases = read_phases(path)
-    except UserError:  # the newest run is then shown as usual
-        phases = []
-    is_running = any(each.status == "running" for each in phases)
-    folders = [path / f"run_{index}" for index in range(len(phases))]
-    started = [each for each in folders if is_running or each.exists()]
-    return [snapshot_of(each) for each in started or [path]]
+        phases = read_json(path / PHASES, missing="", remedy="")["phases"]
+        statuses = [each["status"] for each in phases]
+    except (UserError, KeyError, TypeError):  # there is no such file, or it is damaged
+        return [snapshot_of(path)]
+    folders = [path / f"run_{index}" for index in range(len(statuses))]
+    shown = folders if "running" in statuses else [each for each in folders if each.exists()]
+    return [snapshot_of(each) for each in shown or [path]]
 
 
 def snapshot_of(path: Path) -> Snapshot:
