@@ -175,15 +175,18 @@ def test_it_equals_two_commands_by_hand(whole, tmp_path):
     assert results(tmp_path / "run") == results(root)
 
 
-def test_killed_between_phases_it_goes_on_bit_for_bit(whole, capsys):
+def test_killed_between_phases_it_goes_on_bit_for_bit(whole, tmp_path, capsys):
+    """Even without the data of the phase that has ended."""
     root, (ended, between, _) = whole
+    recipe = tmp_path / "two.toml"
+    recipe.write_text(RECIPE.replace('data_dir = "short"', 'data_dir = "deleted"'))
     for copy in (ended, between):
         assert statuses(copy) == [["running", "waiting"], ["finished", "running"]][copy is between]
         look = snapshots_of(copy)
         assert [each.has_ended for each in look] == [True, False]  # so `watch` does not end
         assert look[1].state == "no run has started here yet"
         capsys.readouterr()
-        assert phases(copy) == MISSED
+        assert phases(copy, recipe=recipe) == MISSED
         assert "phase 'short' has already ended after 60 steps" in capsys.readouterr().out
         assert results(copy) == results(root) and statuses(copy) == ["finished"] * 2
 

@@ -369,10 +369,11 @@ def _end(phases: Sequence[Phase]) -> int:
     seconds = sum(each.seconds for each in outcomes)
     accuracy = "" if last.mlm_accuracy is None else f", accuracy {last.mlm_accuracy:.4f}"
     words = ("export", paths.checkpoints, "--to", "huggingface", "--out", paths.root / "exported")
+    export = f". To export the model: {typed(*words)}" if paths.has_checkpoint else ""
     print(
         f"phases: {ended_in_words(last, phases[-1].config)}{accuracy}, after {len(phases)} phases, "
         f"{samples:,} samples and {seconds:.1f} s of training. To compare the phases: "
-        f"{typed('report', 'page', paths.root)}. To export the model: {typed(*words)}",
+        f"{typed('report', 'page', paths.root)}{export}",
         flush=True,
     )
     return 0 if last.status == "success" else TARGET_MISSED
