@@ -21,8 +21,9 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 GROUPS = PROJECT["optional-dependencies"]
 MODULES = {
     "nvidia-dali-cuda130": "nvidia.dali",
-    "sentence-transformers": "sentence_transformers",
     "huggingface-hub": "huggingface_hub",
+    "scikit-learn": "sklearn",
+    "sentence-transformers": "sentence_transformers",
 }
 COMMANDS = [  # as typed, the extra, its packages that the command needs
     ("tune --config cpu_tiny --space around --data d --out o", "tune", "optuna"),
@@ -30,6 +31,8 @@ COMMANDS = [  # as typed, the extra, its packages that the command needs
     ("squad compare --out o", "squad", "tokenizers, matplotlib"),
     ("squad compare --out o", "squad", "matplotlib"),
     ("bench transformers", "transformers", "transformers"),
+    ("score model --labelled l.csv --out o", "score", "transformers, sklearn"),
+    ("score model --labelled l.csv --out o", "score", "matplotlib"),
     ("report tensorboard run --out o", "tensorboard", "tensorboard"),
     ("prepare --text a.txt --vocab t.json --out o", "tokenizers", "tokenizers"),
     ("pretrain a.txt --vocab t.json --out o", "tokenizers", "tokenizers"),

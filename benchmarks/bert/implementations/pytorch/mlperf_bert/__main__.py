@@ -65,6 +65,7 @@ COMMANDS = {
     "convert": ("bert_tools.convert.cli", "convert another program's weights to a checkpoint"),
     "export": ("bert_tools.huggingface.export", "write a checkpoint for Hugging Face transformers"),
     "fill": ("bert_tools.huggingface.fill", "print the words a checkpoint predicts for [MASK]"),
+    "score": ("bert_tools.score.cli", "score an encoder on your own labelled texts"),
     "prepare": ("mlperf_bert.prepare.cli", "convert text to training data"),
     "verify": ("mlperf_bert.cli.verify", "check that prepared data are complete and intact"),
     "network-test": (

@@ -23,6 +23,7 @@ MEGABYTES = {
     "mpi": 2,
     "parquet": 55,
     "plots": 25,
+    "score": 62,
     "squad": 34,
     "tensorboard": 28,
     "tokenizers": 9,
@@ -30,7 +31,11 @@ MEGABYTES = {
     "tune": 30,
 }
 # Packages that are named differently from their modules.
-_INSTALLED_AS = {"nvidia.dali": "nvidia-dali-cuda130", "huggingface_hub": "huggingface-hub"}
+_INSTALLED_AS = {
+    "nvidia.dali": "nvidia-dali-cuda130",
+    "huggingface_hub": "huggingface-hub",
+    "sklearn": "scikit-learn",
+}
 _SCRIPT = Path("tools/venv.sh")
 _HERE = Path("benchmarks/bert/implementations/pytorch/mlperf_bert")  # in a checkout
 # Packages that the program needs, of which `module load` may bring other versions.

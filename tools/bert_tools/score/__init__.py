@@ -1,0 +1,1 @@
+"""Scores an encoder on a user's labelled texts, next to plain baselines."""

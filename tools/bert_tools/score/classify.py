@@ -1,0 +1,256 @@
+"""Scores ways of classifying texts over several seeds: probe, fine-tuning and plain baselines.
+
+A seed determines the split into training and test examples, the folds of the cross-validation, the
+head's initial weights, dropout and the order of the examples. All ways use the same split, so that
+their scores can be compared seed by seed.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import sklearn.exceptions
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import resample
+from torch import nn
+
+from bert_tools.score.data import Texts
+from bert_tools.score.encoder import Encoder, pooled, quiet_transformers
+from bert_tools.score.report import BAG_OF_WORDS, FINE_TUNED, MOST_FREQUENT, PROBE, Score
+from mlperf_bert.seeds import derive_seed
+
+TEST_SHARE = 0.25
+BATCH = 16
+STRENGTHS = [float(10**power) for power in range(-3, 3)]  # inverse of the regularization
+_FOLDS = 5
+_BASE_RATE, _BASE_SIZE = 5e-5, 768  # usual for BERT-base
+_WARM_UP, _WEIGHT_DECAY, _MAX_NORM, _DROPOUT = 0.1, 0.01, 1.0, 0.1
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The settings of a comparison. `epochs` is 0 if nothing is fine-tuned.
+
+    `learning_rate` is None for a rate that fits the size of each model.
+    """
+
+    seeds: int
+    epochs: int
+    learning_rate: float | None
+
+    def rate_for(self, encoder: Encoder) -> float:
+        """Return the peak learning rate of an encoder.
+
+        By default it is 5e-5 for BERT-base, and grows as a model gets narrower, because the best
+        rate of Adam falls with the width (arXiv 2203.03466).
+        """
+        return self.learning_rate or _BASE_RATE * _BASE_SIZE / encoder.hidden_size
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """The labelled examples, followed by those of --test if there are any.
+
+    `num_train` is the number of labelled examples. `is_split` is True if some of them are tested.
+    """
+
+    texts: Texts
+    num_train: int
+
+    @property
+    def is_split(self) -> bool:
+        """Return True if there is no --test, so that each seed splits the labelled examples."""
+        return self.num_train == len(self.texts)
+
+    @property
+    def ratio(self) -> float:
+        """Return the number of test examples per training example, as the intervals need it.
+
+        With --test, each seed draws its test examples from one file with replacement. Then the
+        ratio 1 makes the interval at least as wide as that of a single draw.
+        """
+        return TEST_SHARE / (1 - TEST_SHARE) if self.is_split else 1.0
+
+    def split(self, seed: int) -> tuple[Rows, Rows]:
+        """Return the training rows and the test rows of a seed, in which all classes occur."""
+        labels = np.array(self.texts.values)
+        rows = np.arange(len(labels))
+        state = derive_seed(seed, "split") % 2**32
+        if self.is_split:
+            train, test = train_test_split(
+                rows, test_size=TEST_SHARE, stratify=labels, random_state=state
+            )
+            return train, test
+        train, test = rows[: self.num_train], rows[self.num_train :]
+        return train, resample(test, stratify=labels[test], random_state=state)
+
+
+def pair_features(first: Any, second: Any) -> Any:
+    """Return u, v, |u - v| and u * v next to each other, for dense or sparse vectors [N, H].
+
+    The two texts are embedded separately, because frozen features of a joint sequence contain what
+    the texts have in common only if the model was trained on pairs (arXiv 1705.02364).
+    """
+    if scipy.sparse.issparse(first):
+        return scipy.sparse.hstack([first, second, abs(first - second), first.multiply(second)])
+    return np.hstack([first, second, abs(first - second), first * second])
+
+
+def features_of(encoder: Encoder, texts: Texts, advance: Callable[[int], None]) -> Any:
+    """Return the frozen features of all examples, [N, H] or [N, 4 H] for pairs."""
+    first = encoder.embed(texts.firsts, advance)
+    if texts.seconds is None:
+        return first
+    return pair_features(first, encoder.embed(texts.seconds, advance))
+
+
+def bag_of_words(texts: Texts, train: Rows) -> Any:
+    """Return tf-idf features of words and word pairs, whose weights come from training rows."""
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    seconds = texts.seconds or []
+    words.fit([column[row] for column in (texts.firsts, seconds) if column for row in train])
+    first = words.transform(texts.firsts)
+    return pair_features(first, words.transform(seconds)).tocsr() if seconds else first
+
+
+def probe(features: Any, labels: npt.NDArray[Any], train: Rows, test: Rows, seed: int) -> Any:
+    """Return the classes that a logistic regression on frozen features predicts for test rows.
+
+    Cross-validation on the training rows chooses the regularization.
+    """
+    folds = min(_FOLDS, int(np.unique(labels[train], return_counts=True)[1].min()))
+    state = derive_seed(seed, "folds") % 2**32
+    is_sparse = scipy.sparse.issparse(features)
+    search = GridSearchCV(
+        make_pipeline(
+            StandardScaler(with_mean=not is_sparse, with_std=not is_sparse),
+            LogisticRegression(max_iter=1000),
+        ),
+        {"logisticregression__C": STRENGTHS},
+        cv=StratifiedKFold(folds, shuffle=True, random_state=state),
+        error_score="raise",
+    )
+    with warnings.catch_warnings():
+        # With weak regularization, the solver may stop before it has converged. Such a model is
+        # only used if it is the best one in the cross-validation.
+        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
+        search.fit(features[train], labels[train])
+    return search.predict(features[test])
+
+
+def fine_tune(
+    encoder: Encoder,
+    texts: Texts,
+    rows: tuple[Rows, Rows],
+    seed: int,
+    settings: Settings,
+    advance: Callable[[int], None],
+) -> Any:
+    """Train a copy of the encoder and a linear head, and return the classes of the test rows.
+
+    The head reads the mean-pooled output. A pair of texts is one sequence. `advance` is told the
+    examples of each batch, also of the test.
+    """
+    train, test = rows
+    classes, ids = np.unique(np.array(texts.values), return_inverse=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(seed, "fine-tune"))
+        model = deepcopy(encoder.model).train()
+        layers = (nn.Dropout(_DROPOUT), nn.Linear(encoder.hidden_size, len(classes)))
+        head = nn.Sequential(*layers).to(model.device)
+        weights = [*model.parameters(), *head.parameters()]
+        rate = settings.rate_for(encoder)
+        optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=_WEIGHT_DECAY)
+        steps = settings.epochs * math.ceil(len(train) / BATCH)
+        schedule = quiet_transformers().get_linear_schedule_with_warmup(
+            optimizer, round(_WARM_UP * steps), steps
+        )
+        order = np.random.default_rng(derive_seed(seed, "order"))
+        for _ in range(settings.epochs):
+            for batch in _batches(order.permutation(train)):
+                logits = head(pooled(model, _inputs(encoder, texts, batch)))
+                targets = torch.from_numpy(ids[batch]).to(logits.device)
+                loss = nn.functional.cross_entropy(logits, targets)
+                loss.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(weights, _MAX_NORM)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                advance(len(batch))
+        model.eval(), head.eval()
+        found = []
+        for batch in _batches(test):
+            with torch.inference_mode():
+                logits = head(pooled(model, _inputs(encoder, texts, batch)))
+            found.append(logits.argmax(-1).cpu().numpy())
+            advance(len(batch))
+    return classes[np.concatenate(found)]
+
+
+def _batches(rows: Rows) -> Iterator[Rows]:
+    for start in range(0, len(rows), BATCH):
+        yield rows[start : start + BATCH]
+
+
+def _inputs(encoder: Encoder, texts: Texts, rows: Rows) -> Any:
+    seconds = None if texts.seconds is None else [texts.seconds[row] for row in rows]
+    return encoder.tokens([texts.firsts[row] for row in rows], seconds)
+
+
+def score_all(
+    encoders: Sequence[Encoder],
+    examples: Examples,
+    settings: Settings,
+    embedded: Callable[[int], None],
+    trained: Callable[[int], None],
+) -> list[Score]:
+    """Score every way with every seed, and return the scores in the order of the seeds.
+
+    `embedded` is told the number of texts that were embedded, and `trained` the number of examples
+    that were used in fine-tuning.
+    """
+    texts, labels = examples.texts, np.array(examples.texts.values)
+    features = {each.name: features_of(each, texts, embedded) for each in encoders}
+    scores = []
+    for seed in range(1, settings.seeds + 1):
+        train, test = examples.split(seed)
+
+        def add(
+            way: str, model: str | None, found: Any, seed: int = seed, test: Rows = test
+        ) -> None:
+            f1 = f1_score(labels[test], found, average="macro", zero_division=0)
+            accuracy = float(accuracy_score(labels[test], found))
+            scores.append(Score(way, model, seed, accuracy, float(f1)))
+
+        for encoder in encoders:
+            if settings.epochs:
+                found = fine_tune(encoder, texts, (train, test), seed, settings, trained)
+                add(FINE_TUNED, encoder.name, found)
+            add(PROBE, encoder.name, probe(features[encoder.name], labels, train, test, seed))
+        words = bag_of_words(texts, train)
+        add(BAG_OF_WORDS, None, probe(words, labels, train, test, seed))
+        names, counts = np.unique(labels[train], return_counts=True)
+        add(MOST_FREQUENT, None, np.full(len(test), names[counts.argmax()]))
+    return scores
+
+
+def examples_trained(examples: Examples, settings: Settings, encoders: int) -> int:
+    """Return the number of examples that `score_all` passes to `trained` in all."""
+    if not settings.epochs:
+        return 0
+    train, test = examples.split(1)
+    return encoders * settings.seeds * (settings.epochs * len(train) + len(test))

@@ -1,0 +1,237 @@
+"""The command `score`, which measures what an encoder is worth on a user's own labelled texts.
+
+Slow modules are imported only after the options and the files have been checked.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlperf_bert.arguments import describe
+from mlperf_bert.errors import ConfigError, one_line
+from mlperf_bert.extras import require_packages
+from mlperf_bert.run.console import ProgressLines, as_clock
+
+if TYPE_CHECKING:
+    from bert_tools.score.data import Texts
+    from bert_tools.score.encoder import Encoder
+
+RECORD, PICTURE = "score.json", "score.png"
+_LEAST = {"seeds": 1, "epochs": 1, "max_length": 8}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command-line options of `score` to its parser."""
+    describe(
+        parser,
+        "Measure how well an encoder classifies your labelled texts, compared with a bag of words "
+        "and with another model. The command trains on three quarters of the texts, tests on the "
+        "others, and repeats this with several seeds. It can also rank pairs by their similarity.",
+        "mlperf_bert score my_model/exported --labelled my_labels.jsonl",
+        "mlperf_bert score my_model/exported --pairs rated.csv --against other",
+    )
+    text = "directory that transformers loads, such as one written by `export`"
+    parser.add_argument("model", type=Path, metavar="MODEL", help=text)
+    scored = parser.add_argument_group("what is scored")
+    for name, metavar, text in (
+        (
+            "labelled",
+            "FILE",
+            "JSON lines, CSV or Parquet with texts, or pairs of texts, and labels",
+        ),
+        ("test", "FILE", "test on this file, and train on all of --labelled"),
+        ("pairs", "FILE", "pairs of texts with a number that tells how similar they are"),
+        ("against", "DIR", "directory of another model to compare with"),
+    ):
+        scored.add_argument(f"--{name}", type=Path, metavar=metavar, help=text)
+    fields = parser.add_argument_group("how files are read")
+    for name, default, text in (
+        ("text", "text", "field of the text"),
+        ("pair", None, "field of the second text (default: text_pair if the file has it)"),
+        ("label", "label", "field of the label"),
+        ("number", "score", "field of the number in --pairs"),
+    ):
+        fields.add_argument(f"--{name}-field", metavar="NAME", default=default, help=text)
+    trained = parser.add_argument_group("how models are trained")
+    text = "number of repetitions, with the seeds 1, 2 and so on"
+    trained.add_argument("--seeds", type=int, metavar="N", default=5, help=text)
+    text = "passes over the training examples in fine-tuning"
+    trained.add_argument("--epochs", type=int, metavar="N", default=4, help=text)
+    text = "peak of fine-tuning (default: 5e-5 for a hidden size of 768, and more for smaller ones)"
+    trained.add_argument("--learning-rate", type=float, metavar="RATE", help=text)
+    text = "score only frozen features, which is several times as fast"
+    trained.add_argument("--no-fine-tune", action="store_true", help=text)
+    text = "number of tokens after which a text is cut"
+    trained.add_argument("--max-length", type=int, metavar="N", default=128, help=text)
+    output = parser.add_argument_group("device and output")
+    text = "device to run the models on"
+    output.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
+    text = f"directory to write {RECORD} and {PICTURE} to"
+    output.add_argument("--out", type=Path, metavar="DIR", help=text)
+    text = "print one JSON object instead of the table"
+    output.add_argument("--json", action="store_true", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score the model and print the result. Returns the exit status.
+
+    Raises UserError for a mistake in the options, the files or the directories.
+    """
+    _check_options(args)
+    require_packages("score", "score", "transformers", "sklearn")
+    if args.out is not None:
+        require_packages("--out", "score", "matplotlib")
+        _check_out(args.out)
+    from bert_tools.common.results import png
+    from bert_tools.score.encoder import check_model
+    from bert_tools.score.report import conclusion, picture, table
+    from mlperf_bert.files import write_file, write_json
+
+    for path in filter(None, (args.model, args.against)):
+        check_model(path)
+    result = _score(args)
+    if args.json:
+        print(json.dumps(result, allow_nan=False), flush=True)
+    else:
+        print(*table(result), "", *map(one_line, conclusion(result)), sep="\n", flush=True)
+    if args.out is not None:
+        write_file(args.out / RECORD, write_json(result))
+        write_file(args.out / PICTURE, png(picture(result)))
+        if not args.json:
+            print(one_line(f"wrote {args.out / RECORD} and {args.out / PICTURE}"), flush=True)
+    return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError if the options are wrong or cannot be combined."""
+    if args.labelled is None and args.pairs is None:
+        problem = "has nothing to score"
+        raise ConfigError("score", problem, "add --labelled FILE, --pairs FILE or both")
+    if args.test is not None and args.labelled is None:
+        raise ConfigError("--test", "needs --labelled", "add --labelled FILE to train on")
+    for name, least in _LEAST.items():
+        value, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value < least:
+            remedy = "use --no-fine-tune for none" if name == "epochs" else f"raise {option}"
+            raise ConfigError(option, f"must be at least {least}, not {value}", remedy)
+    rate = args.learning_rate
+    if rate is not None and not 0 < rate < 1:
+        raise ConfigError("--learning-rate", f"must be between 0 and 1, not {rate}", "use 1e-4")
+
+
+def _check_out(out: Path) -> None:
+    """Create --out and check that the files can be written, before the work."""
+    from mlperf_bert.files import check_writable, make_directory
+
+    make_directory(out)
+    check_writable(out / RECORD)
+
+
+def _score(args: argparse.Namespace) -> dict[str, Any]:
+    """Read the files, load the models, and return the scores as values for JSON."""
+    from bert_tools.score.data import Fields, read_labelled, read_pairs, read_test
+    from mlperf_bert.files import file_digest
+
+    fields = Fields(args.text_field, args.pair_field, args.label_field, "--label-field")
+    rated = Fields(args.text_field, args.pair_field, args.number_field, "--number-field")
+    labelled = read_labelled(args.labelled, fields) if args.labelled else None
+    test = read_test(args.test, fields, labelled) if args.test and labelled else None
+    pairs = read_pairs(args.pairs, rated) if args.pairs else None
+    from bert_tools.score.classify import Settings
+
+    rate = args.learning_rate
+    settings = Settings(
+        seeds=args.seeds, epochs=0 if args.no_fine_tune else args.epochs, learning_rate=rate
+    )
+    with ProgressLines() as lines:
+        doing = ["loading the models"]
+        lines.never_silent(lambda: doing[0])
+        encoders = _load(args)
+        models = [
+            {"name": each.name, "path": str(path), "peak_learning_rate": settings.rate_for(each)}
+            for each, path in zip(encoders, filter(None, (args.model, args.against)), strict=False)
+        ]
+        files = {name: getattr(args, name) for name in ("labelled", "test", "pairs")}
+        result: dict[str, Any] = {
+            "schema_version": 1,
+            "model": models[0],
+            "against": models[1] if len(models) > 1 else None,
+            "settings": {**asdict(settings), "max_length": encoders[0].max_length},
+            "files": {
+                name: {"path": str(path), "sha256": file_digest(path, "pass a file")}
+                for name, path in files.items()
+                if path is not None
+            },
+        }
+        pace = _Pace(lines, doing)
+        if labelled is not None:
+            result["labelled"] = _labelled(encoders, labelled, test, settings, pace)
+        if pairs is not None:
+            from bert_tools.score.similarity import score_pairs
+
+            advance = pace.start("embedding pairs", "texts", 2 * len(encoders) * len(pairs[0]))
+            found = score_pairs(encoders, *pairs, advance)
+            result["pairs"] = {"examples": len(pairs[0]), **found}
+    return result
+
+
+def _load(args: argparse.Namespace) -> "list[Encoder]":
+    from bert_tools.score.encoder import load, names_of
+    from mlperf_bert.distributed.launch import RankInfo, choose_device, set_cpu_threads
+
+    single = RankInfo(0, 1, 0, 1, 0, "single")
+    device = choose_device(args.device, single, "allow")
+    set_cpu_threads(single)
+    paths = [path for path in (args.model, args.against) if path is not None]
+    pairs = zip(paths, names_of(paths), strict=True)
+    return [load(path, name, device, args.max_length) for path, name in pairs]
+
+
+def _labelled(
+    encoders: "list[Encoder]", labelled: "Texts", test: "Texts | None", settings: Any, pace: "_Pace"
+) -> dict[str, Any]:
+    """Score the labelled texts with all seeds, and return the summary."""
+    from bert_tools.score.classify import Examples, examples_trained, score_all
+    from bert_tools.score.data import joined
+    from bert_tools.score.report import summarize
+
+    examples = Examples(joined(labelled, test), len(labelled))
+    columns = 1 if labelled.seconds is None else 2
+    embedded = pace.start("embedding", "texts", columns * len(encoders) * len(examples.texts))
+    trained = pace.start(
+        "fitting and fine-tuning", "examples", examples_trained(examples, settings, len(encoders))
+    )
+    scores = score_all(encoders, examples, settings, embedded, trained)
+    train_rows, test_rows = examples.split(1)
+    summary = summarize(scores, [each.name for each in encoders], examples.ratio)
+    counts = {"train": len(train_rows), "test": len(test_rows)}
+    return {**counts, "classes": len(set(labelled.values)), **summary}
+
+
+class _Pace:
+    """Prints how far each part of the work is, how fast it goes, and how long it will take."""
+
+    def __init__(self, lines: ProgressLines, doing: list[str]) -> None:
+        self._lines, self._doing = lines, doing
+
+    def start(self, activity: str, unit: str, total: int) -> Callable[[int], None]:
+        """Return a function that counts `unit`s of an activity. It starts with its first call."""
+        done, start_s = 0, 0.0
+
+        def advance(count: int) -> None:
+            nonlocal done, start_s
+            if not done:
+                start_s = time.monotonic()
+                self._doing[0] = activity
+            done += count
+            if self._lines.is_due():
+                rate = done / max(time.monotonic() - start_s, 1e-9)
+                left = as_clock(max(0, total - done) / rate)
+                text = f"{activity}: {done:,} of {total:,} {unit}, {rate:,.0f} per s, {left} left"
+                self._lines.line(text)
+
+        return advance
