@@ -31,7 +31,7 @@ COMMANDS = [  # as typed, the extra, its packages that the command needs
     ("squad compare --out o", "squad", "tokenizers, matplotlib"),
     ("squad compare --out o", "squad", "matplotlib"),
     ("bench transformers", "transformers", "transformers"),
-    ("score model --labelled l.csv --out o", "score", "transformers, sklearn"),
+    ("score model --labelled l.csv --out o", "score", "transformers"),
     ("score model --labelled l.csv --out o", "score", "matplotlib"),
     ("report tensorboard run --out o", "tensorboard", "tensorboard"),
     ("prepare --text a.txt --vocab t.json --out o", "tokenizers", "tokenizers"),

@@ -33,6 +33,7 @@ from mlperf_bert.seeds import derive_seed
 
 TEST_SHARE = 0.25
 BATCH = 16
+MIN_UPDATES, _EPOCHS = 200, 4
 STRENGTHS = [float(10**power) for power in range(-3, 3)]  # inverse of the regularization
 _FOLDS = 5
 _BASE_RATE, _BASE_SIZE = 5e-5, 768  # usual for BERT-base
@@ -43,14 +44,25 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The settings of a comparison. `epochs` is 0 if nothing is fine-tuned.
+    """The settings of a comparison.
 
-    `learning_rate` is None for a rate that fits the size of each model.
+    `epochs` is 0 if nothing is fine-tuned, and None for a number that fits the number of training
+    examples. `learning_rate` is None for a rate that fits the size of each model.
     """
 
     seeds: int
-    epochs: int
+    epochs: int | None
     learning_rate: float | None
+
+    def epochs_for(self, num_train: int) -> int:
+        """Return the passes over the training examples, by default 4, or more for a small set.
+
+        A few dozen updates are too few for any encoder (arXiv 2006.04884), so there are at least
+        MIN_UPDATES.
+        """
+        if self.epochs is not None:
+            return self.epochs
+        return max(_EPOCHS, math.ceil(MIN_UPDATES / math.ceil(num_train / BATCH)))
 
     def rate_for(self, encoder: Encoder) -> float:
         """Return the peak learning rate of an encoder.
@@ -175,12 +187,13 @@ def fine_tune(
         weights = [*model.parameters(), *head.parameters()]
         rate = settings.rate_for(encoder)
         optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=_WEIGHT_DECAY)
-        steps = settings.epochs * math.ceil(len(train) / BATCH)
+        epochs = settings.epochs_for(len(train))
+        steps = epochs * math.ceil(len(train) / BATCH)
         schedule = quiet_transformers().get_linear_schedule_with_warmup(
             optimizer, round(_WARM_UP * steps), steps
         )
         order = np.random.default_rng(derive_seed(seed, "order"))
-        for _ in range(settings.epochs):
+        for _ in range(epochs):
             for batch in _batches(order.permutation(train)):
                 logits = head(pooled(model, _inputs(encoder, texts, batch)))
                 targets = torch.from_numpy(ids[batch]).to(logits.device)
@@ -237,7 +250,7 @@ def score_all(
             scores.append(Score(way, model, seed, accuracy, float(f1)))
 
         for encoder in encoders:
-            if settings.epochs:
+            if settings.epochs != 0:
                 found = fine_tune(encoder, texts, (train, test), seed, settings, trained)
                 add(FINE_TUNED, encoder.name, found)
             add(PROBE, encoder.name, probe(features[encoder.name], labels, train, test, seed))
@@ -250,7 +263,7 @@ def score_all(
 
 def examples_trained(examples: Examples, settings: Settings, encoders: int) -> int:
     """Return the number of examples that `score_all` passes to `trained` in all."""
-    if not settings.epochs:
+    if settings.epochs == 0:
         return 0
     train, test = examples.split(1)
-    return encoders * settings.seeds * (settings.epochs * len(train) + len(test))
+    return encoders * settings.seeds * (settings.epochs_for(len(train)) * len(train) + len(test))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlperf_bert.arguments import describe
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.extras import require_packages
+from mlperf_bert.files import check_writable, file_digest, make_directory, write_file, write_json
 from mlperf_bert.run.console import ProgressLines, as_clock
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trained = parser.add_argument_group("how models are trained")
     text = "number of repetitions, with the seeds 1, 2 and so on"
     trained.add_argument("--seeds", type=int, metavar="N", default=5, help=text)
-    text = "passes over the training examples in fine-tuning"
-    trained.add_argument("--epochs", type=int, metavar="N", default=4, help=text)
+    text = "passes of fine-tuning (default: 4, or more for at least 200 updates)"
+    trained.add_argument("--epochs", type=int, metavar="N", help=text)
     text = "peak of fine-tuning (default: 5e-5 for a hidden size of 768, and more for smaller ones)"
     trained.add_argument("--learning-rate", type=float, metavar="RATE", help=text)
     text = "score only frozen features, which is several times as fast"
@@ -85,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
     require_packages("score", "score", "transformers", "sklearn")
     if args.out is not None:
         require_packages("--out", "score", "matplotlib")
-        _check_out(args.out)
+        make_directory(args.out)
+        check_writable(args.out / RECORD)  # before the work
     from bert_tools.common.results import png
     from bert_tools.score.encoder import check_model
     from bert_tools.score.report import conclusion, picture, table
-    from mlperf_bert.files import write_file, write_json
 
     for path in filter(None, (args.model, args.against)):
         check_model(path)
@@ -115,7 +116,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--test", "needs --labelled", "add --labelled FILE to train on")
     for name, least in _LEAST.items():
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
-        if value < least:
+        if value is not None and value < least:
             remedy = "use --no-fine-tune for none" if name == "epochs" else f"raise {option}"
             raise ConfigError(option, f"must be at least {least}, not {value}", remedy)
     rate = args.learning_rate
@@ -123,18 +124,10 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--learning-rate", f"must be between 0 and 1, not {rate}", "use 1e-4")
 
 
-def _check_out(out: Path) -> None:
-    """Create --out and check that the files can be written, before the work."""
-    from mlperf_bert.files import check_writable, make_directory
-
-    make_directory(out)
-    check_writable(out / RECORD)
-
-
 def _score(args: argparse.Namespace) -> dict[str, Any]:
     """Read the files, load the models, and return the scores as values for JSON."""
     from bert_tools.score.data import Fields, read_labelled, read_pairs, read_test
-    from mlperf_bert.files import file_digest
+    from bert_tools.score.report import SCHEMA_VERSION
 
     fields = Fields(args.text_field, args.pair_field, args.label_field, "--label-field")
     rated = Fields(args.text_field, args.pair_field, args.number_field, "--number-field")
@@ -142,37 +135,30 @@ def _score(args: argparse.Namespace) -> dict[str, Any]:
     test = read_test(args.test, fields, labelled) if args.test and labelled else None
     pairs = read_pairs(args.pairs, rated) if args.pairs else None
     from bert_tools.score.classify import Settings
+    from bert_tools.score.similarity import score_pairs
 
-    rate = args.learning_rate
-    settings = Settings(
-        seeds=args.seeds, epochs=0 if args.no_fine_tune else args.epochs, learning_rate=rate
-    )
+    epochs = 0 if args.no_fine_tune else args.epochs
+    settings = Settings(seeds=args.seeds, epochs=epochs, learning_rate=args.learning_rate)
     with ProgressLines() as lines:
-        doing = ["loading the models"]
-        lines.never_silent(lambda: doing[0])
+        pace = _Pace(lines)
         encoders = _load(args)
         models = [
-            {"name": each.name, "path": str(path), "peak_learning_rate": settings.rate_for(each)}
-            for each, path in zip(encoders, filter(None, (args.model, args.against)), strict=False)
+            {**each.facts(), "peak_learning_rate": settings.rate_for(each)} for each in encoders
         ]
-        files = {name: getattr(args, name) for name in ("labelled", "test", "pairs")}
         result: dict[str, Any] = {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "model": models[0],
             "against": models[1] if len(models) > 1 else None,
-            "settings": {**asdict(settings), "max_length": encoders[0].max_length},
+            "settings": asdict(settings),
             "files": {
                 name: {"path": str(path), "sha256": file_digest(path, "pass a file")}
-                for name, path in files.items()
-                if path is not None
+                for name in ("labelled", "test", "pairs")
+                if (path := getattr(args, name)) is not None
             },
         }
-        pace = _Pace(lines, doing)
         if labelled is not None:
             result["labelled"] = _labelled(encoders, labelled, test, settings, pace)
         if pairs is not None:
-            from bert_tools.score.similarity import score_pairs
-
             advance = pace.start("embedding pairs", "texts", 2 * len(encoders) * len(pairs[0]))
             found = score_pairs(encoders, *pairs, advance)
             result["pairs"] = {"examples": len(pairs[0]), **found}
@@ -215,8 +201,9 @@ def _labelled(
 class _Pace:
     """Prints how far each part of the work is, how fast it goes, and how long it will take."""
 
-    def __init__(self, lines: ProgressLines, doing: list[str]) -> None:
-        self._lines, self._doing = lines, doing
+    def __init__(self, lines: ProgressLines) -> None:
+        self._lines, self._doing = lines, "loading the models"
+        lines.never_silent(lambda: self._doing)
 
     def start(self, activity: str, unit: str, total: int) -> Callable[[int], None]:
         """Return a function that counts `unit`s of an activity. It starts with its first call."""
@@ -226,7 +213,7 @@ class _Pace:
             nonlocal done, start_s
             if not done:
                 start_s = time.monotonic()
-                self._doing[0] = activity
+                self._doing = activity
             done += count
             if self._lines.is_due():
                 rate = done / max(time.monotonic() - start_s, 1e-9)

@@ -6,7 +6,6 @@ Shape letters: N texts, B texts of a batch, T tokens, H hidden size.
 """
 
 import importlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,8 @@ _OF_A_RUN = (".", "checkpoints", "run_0/checkpoints", "run/run_0/checkpoints")
 class Encoder:
     """A model of transformers and its tokenizer. Longer texts are cut to `max_length` tokens."""
 
-    name: str
+    path: Path
+    name: str  # in tables
     model: Any
     tokenizer: Any
     max_length: int
@@ -42,6 +42,12 @@ class Encoder:
     def hidden_size(self) -> int:
         """Return H, the size of the vectors."""
         return int(self.model.config.hidden_size)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a record says about the encoder."""
+        weights = sum(each.numel() for each in self.model.parameters())
+        path = str(self.path)
+        return {"name": self.name, "path": path, "weights": weights, "max_length": self.max_length}
 
     def tokens(self, firsts: Sequence[str], seconds: Sequence[str] | None) -> Any:
         """Return the padded inputs of a batch. A pair of texts is one sequence."""
@@ -71,6 +77,9 @@ class Encoder:
                     self.model, self.tokens([texts[i] for i in rows], None)
                 ).cpu()
             advance(len(rows))
+        if not np.isfinite(vectors).all():
+            problem = "computes vectors that are not finite"
+            raise CheckpointError(str(self.path), problem, "export the model again")
         return vectors
 
 
@@ -137,13 +146,13 @@ def load(path: Path, name: str, device: torch.device, max_length: int) -> Encode
         problem = f"has a tokenizer of {len(tokenizer):,} tokens, more than the model's embedding"
     if problem:
         raise CheckpointError(str(path), problem, "pass the directory of an encoder such as BERT")
-    return Encoder(name, model.to(device), tokenizer, min(limits))
+    return Encoder(path, name, model.to(device), tokenizer, min(limits))
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Return a short name for each directory, which is its path if two have the same name."""
     short = [path.resolve().name for path in paths]
-    return short if len(set(short)) == len(short) else [re.sub("/+$", "", str(p)) for p in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
 def quiet_transformers() -> Any:

@@ -85,7 +85,8 @@ def summarize(scores: Sequence[Score], models: Sequence[str], ratio: float) -> d
                 for name in _MEASURES
             }
             mean, half = changes["accuracy"]["mean"], changes["accuracy"]["half_width"]
-            bounds = (None, None) if half is None else (mean - half, mean + half)
+            # Equal differences of all seeds tell nothing about the spread.
+            bounds = (mean - half, mean + half) if half else (None, None)
             words = {"method": method, "compared_with": other, "verdict": verdict(*bounds)}
             differences.append({**words, "way": way, "model": model, **changes})
     return {"scores": [asdict(e) for e in scores], "means": means, "differences": differences}

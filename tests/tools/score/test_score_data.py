@@ -1,0 +1,143 @@
+"""The three formats give the same examples, and each mistake in a file is one line."""
+
+import csv
+import json
+from collections import Counter
+
+import pytest
+
+from bert_tools.score.data import Fields, read_labelled, read_pairs, read_test
+from mlperf_bert.errors import DataError
+
+FIELDS = Fields("text", None, "label", "--label-field")
+RATED = Fields("text", None, "score", "--number-field")
+ROWS = [{"text": f'text {n}, "quoted"\nand é', "label": "ab"[n % 2]} for n in range(8)]
+
+
+def written(path, rows):
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        import pyarrow
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a.csv", "A.CSV", "a.parquet"])
+def test_each_format_gives_the_same_examples(tmp_path, name):
+    path = tmp_path / name
+    if name == "A.CSV":
+        written(tmp_path / "b.csv", ROWS).rename(path)
+    else:
+        written(path, ROWS)
+    found = read_labelled(path, FIELDS)
+    assert (found.firsts, found.seconds) == ([row["text"] for row in ROWS], None)
+    assert found.values == [row["label"] for row in ROWS] and len(found) == 8
+
+
+def test_pairs_and_named_fields_are_read(tmp_path):
+    rows = [{"a": f"a{n}", "b": f"b{n}", "c": n % 2} for n in range(8)]
+    for name in ("a.jsonl", "a.csv", "a.parquet"):
+        path = written(tmp_path / name, rows)
+        found = read_labelled(path, Fields("a", "b", "c", "--label-field"))
+        assert found.seconds == [row["b"] for row in rows] and Counter(found.values) == {
+            "0": 4,
+            "1": 4,
+        }
+    both = written(tmp_path / "b.jsonl", [{**row, "text_pair": "x"} for row in ROWS])
+    assert read_labelled(both, FIELDS).seconds == ["x"] * 8  # found without an option
+
+
+def test_numbers_of_pairs_are_read(tmp_path):
+    rows = [{"text": "a", "text_pair": "b", "score": n / 2} for n in range(10)]
+    texts, numbers = read_pairs(written(tmp_path / "p.csv", rows), RATED)
+    assert numbers == [n / 2 for n in range(10)] and texts.seconds == ["b"] * 10
+
+
+GOOD = [json.dumps({"text": f"t{n}", "label": "ab"[n % 2]}) for n in range(8)]
+WRONG = {  # name of the file, its contents, and what is said of it
+    "not JSON": ("a.jsonl", [*GOOD, "{'a': 1}"], r"line 9: is not JSON \(.*one JSON object per"),
+    "no object": ("a.jsonl", ["[1]"], "line 1: is not a JSON object"),
+    "no field": (
+        "a.jsonl",
+        [*GOOD, '{"txt": "x"}'],
+        "line 9: has no field 'text', only 'txt'; name the field with --text-field",
+    ),
+    "no label": ("a.jsonl", [*GOOD, '{"text": "x"}'], "no field 'label'.*--label-field"),
+    "empty text": (
+        "a.jsonl",
+        [*GOOD, '{"text": " ", "label": "a"}'],
+        "line 9: the field 'text' is empty; remove this example",
+    ),
+    "null text": ("a.jsonl", ['{"text": null, "label": "a"}'], "line 1: the field 'text' is empty"),
+    "a number": ("a.jsonl", ['{"text": 5, "label": "a"}'], "'text' is 5, not a text; name"),
+    "NaN text": ("a.jsonl", ['{"text": NaN, "label": "a"}'], "line 1: the field 'text' is empty"),
+    "NaN label": ("a.jsonl", ['{"text": "x", "label": NaN}'], "line 1: the field 'label' is nan"),
+    "null label": ("a.jsonl", ['{"text": "x", "label": null}'], "the field 'label' is None"),
+    "a list": ("a.jsonl", ['{"text": "x", "label": [1]}'], "the field 'label' is a list"),
+    "UTF-8": ("a.jsonl", [*GOOD, b"\xff"], "line 9: is not UTF-8; save the file as UTF-8"),
+    "one class": ("a.jsonl", GOOD[::2], "a.jsonl: has only the class 'a'; add examples"),
+    "small class": ("a.jsonl", GOOD[:7], "the class 'b' has 3 of the 4 examples needed; add"),
+    "empty file": ("a.jsonl", [], "a.jsonl: has no examples"),
+    "no header": ("a.csv", ["text,lab", "x,a"], "line 2: has no field 'label', only 'text', 'lab'"),
+    "short row": ("a.csv", ["text,label", "x"], "line 2: does not have the 2 fields of the header"),
+    "long row": ("a.csv", ["text,label", "x,y,z"], "line 2: does not have the 2 fields.*; quote"),
+    "no quote": ("a.csv", ["text,label", '"x'], r"a.csv: line \d: .*; write the file with a CSV"),
+    "empty label": ("a.csv", ["text,label", "x,"], "line 2: the field 'label' is ''"),
+    "no Parquet": ("a.parquet", GOOD, "a.parquet: is not a whole Parquet file"),
+    "ending": ("a.xlsx", GOOD, "has the unknown ending '.xlsx'; write it as JSON lines"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_one_line_with_its_place(tmp_path, name):
+    file, lines, said = WRONG[name]
+    path = tmp_path / file
+    path.write_bytes(b"".join((x if isinstance(x, bytes) else x.encode()) + b"\n" for x in lines))
+    with pytest.raises(DataError, match=said) as error:
+        read_labelled(path, FIELDS)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"lost.csv: No such file.*; check the file's name"):
+        read_labelled(tmp_path / "lost.csv", FIELDS)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(DataError, match="is not a regular file"):
+        read_labelled(tmp_path / "folder.csv", FIELDS)
+
+
+def test_the_test_file_must_fit_the_labelled_one(tmp_path):
+    single = read_labelled(written(tmp_path / "a.jsonl", ROWS), FIELDS)
+    double = [{**row, "text_pair": "x"} for row in ROWS]
+    paired = read_labelled(written(tmp_path / "b.jsonl", double), FIELDS)
+    assert len(read_test(tmp_path / "a.jsonl", FIELDS, single)) == 8
+    with pytest.raises(DataError, match=r"b.jsonl: has pairs of texts, but .*a.jsonl has single"):
+        read_test(tmp_path / "b.jsonl", FIELDS, single)
+    with pytest.raises(DataError, match=r"a.jsonl: line 1: has no field 'text_pair'"):
+        read_test(tmp_path / "a.jsonl", FIELDS, paired)
+    new = written(tmp_path / "c.jsonl", [{"text": "x", "label": "c"}])
+    with pytest.raises(DataError, match=r"has the class 'c', which .*a.jsonl lacks; add"):
+        read_test(new, FIELDS, single)
+
+
+def test_numbers_that_rank_nothing_are_refused(tmp_path):
+    row = {"text": "a", "text_pair": "b", "score": 1}
+    for rows, said in (
+        ([row] * 12, "has 12 pairs with 1 different numbers; pass at least 10 pairs and two"),
+        ([row, {**row, "score": 2}], "has 2 pairs"),
+        ([row, {**row, "score": "high"}], "line 3: the field 'score' is 'high'; write a finite"),
+        ([{**row, "score": "inf"}], "write a finite number"),
+        ([{"text": "a", "score": 1}], "has no field 'text_pair', only 'text', 'score'.*--pair-f"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_pairs(
+                written(tmp_path / "p.csv" if len(rows) < 3 else tmp_path / "p.jsonl", rows), RATED
+            )

@@ -1,0 +1,94 @@
+"""Intervals and verdicts, compared with values that were computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bert_tools.score.report import (
+    BAG_OF_WORDS,
+    BETTER,
+    NO_DIFFERENCE,
+    PROBE,
+    WORSE,
+    Score,
+    conclusion,
+    interval,
+    summarize,
+    table,
+    verdict,
+)
+
+similarity = pytest.importorskip("bert_tools.score.similarity")
+
+
+def test_an_interval_by_hand():
+    # Mean 0.8, standard deviation 0.1, t of 2 degrees of freedom 4.302653.
+    found = interval([0.7, 0.8, 0.9], 1 / 3)
+    assert math.isclose(found["mean"], 0.8)
+    assert math.isclose(
+        found["half_width"], 4.302653 * 0.1 * math.sqrt(1 / 3 + 1 / 3), rel_tol=1e-6
+    )
+    assert interval([0.7], 1 / 3) == {"mean": 0.7, "half_width": None}
+
+
+def test_a_verdict_needs_an_interval_without_zero():
+    assert verdict(0.01, 0.2) == BETTER and verdict(-0.2, -0.01) == WORSE
+    for bounds in ((-0.1, 0.2), (0.0, 0.1), (-0.1, 0.0), (None, None)):
+        assert verdict(*bounds) == NO_DIFFERENCE
+
+
+def summary(own, words):
+    scores = [
+        Score(way, model, seed, value, value)
+        for way, model, values in ((PROBE, "m", own), (BAG_OF_WORDS, None, words))
+        for seed, value in enumerate(values, 1)
+    ]
+    labelled = summarize(scores, ["m"], 1 / 3)
+    settings = {"seeds": len(own)}
+    return {"model": {"name": "m"}, "against": None, "settings": settings, "labelled": labelled}
+
+
+@pytest.mark.parametrize(
+    ("own", "words", "said"),
+    [
+        ((0.9, 0.91, 0.92), (0.7, 0.72, 0.71), BETTER),
+        ((0.7, 0.72, 0.71), (0.9, 0.91, 0.92), WORSE),
+        ((0.7, 0.9, 0.8), (0.8, 0.7, 0.9), NO_DIFFERENCE),
+        ((0.9, 0.9, 0.9), (0.8, 0.8, 0.8), NO_DIFFERENCE),  # the spread is not known
+        ((0.9,), (0.2,), NO_DIFFERENCE),
+    ],
+)
+def test_the_conclusion_says_what_the_interval_shows(own, words, said):
+    result = summary(own, words)
+    (sentence,) = conclusion(result)
+    assert sentence.startswith(f"m compared with the bag of words: {said} with frozen features")
+    assert ("use --seeds 2" in sentence) == (len(own) == 1)
+    lines = table(result)
+    assert len(lines) == 3 and lines[1].startswith("m, frozen features")
+
+
+def test_differences_are_paired_by_seed():
+    """The scores spread widely, but their differences do not."""
+    result = summary((0.5, 0.7, 0.9), (0.45, 0.64, 0.85))
+    (found,) = result["labelled"]["differences"]
+    assert found["verdict"] == BETTER and found["accuracy"]["half_width"] < 0.03
+
+
+def test_spearman_by_hand():
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    assert similarity.spearman(values, values**3) == pytest.approx(1.0)
+    # Ranks 1 2 3 4 and 2 1 4 3: 1 - 6 * 4 / (4 * 15) = 0.6
+    assert similarity.spearman(values, np.array([5.0, 2.0, 9.0, 7.0])) == pytest.approx(0.6)
+    assert similarity.spearman(np.zeros(4), values) == 0.0
+
+
+def test_cosines_by_hand():
+    first = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], dtype=np.float32)
+    second = np.array([[0.0, 2.0], [2.0, 0.0], [1.0, 0.0]], dtype=np.float32)
+    assert similarity.cosine(first, second) == pytest.approx([0.0, math.sqrt(0.5), 0.0])
+
+
+def test_a_bootstrap_interval_holds_the_middle():
+    found = similarity.interval(np.arange(1001.0))
+    assert (found["low"], found["high"]) == (25.0, 975.0)
