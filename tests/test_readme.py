@@ -3,7 +3,7 @@
 Commands are in ```sh blocks and in the table "What you can do". Those that train do so to a reduced
 target. All except the first one, and others that take long, run in `make test-slow`. Left out:
 `./run_tests.sh`, a block behind `<!-- not tested: long -->`, and the rows that need a cluster, a
-study, or published weights.
+study, labels, or published weights.
 """
 
 import json
@@ -19,7 +19,7 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:<!-- not tested: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
 ROW = re.compile(r"^\| [^|]+ \| `([^`]+)`[^|]* \| \[", re.MULTILINE)
 FULL_RUN = "./run_and_time.sh"
-NEEDS_MORE = ("sbatch ", "mlperf_bert tune ", "mlperf_bert pretrain ")
+NEEDS_MORE = ("sbatch ", "mlperf_bert tune ", "mlperf_bert pretrain ", "mlperf_bert score ")
 PROGRAM = "mlperf_bert "
 LONG = ("bench ", "squad ", "verify ", "doctor", "package ")
 

@@ -83,12 +83,6 @@ def test_spearman_by_hand():
     assert similarity.spearman(np.zeros(4), values) == 0.0
 
 
-def test_cosines_by_hand():
-    first = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], dtype=np.float32)
-    second = np.array([[0.0, 2.0], [2.0, 0.0], [1.0, 0.0]], dtype=np.float32)
-    assert similarity.cosine(first, second) == pytest.approx([0.0, math.sqrt(0.5), 0.0])
-
-
 def test_a_bootstrap_interval_holds_the_middle():
     found = similarity.interval(np.arange(1001.0))
     assert (found["low"], found["high"]) == (25.0, 975.0)

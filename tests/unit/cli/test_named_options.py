@@ -36,6 +36,7 @@ NOT_OF_PRETRAIN = {
     ("mlperf_bert/run", "--run-index"): "an option of a command for `train`",
     ("mlperf_bert/run", "--checkpoint"): "an option of a command for `fill`",
     ("bert_tools/pretrain", "--segments"): "the message is of `prepare --corpus` too",
+    ("bert_tools/pretrain/cli.py", "--labelled"): "an option of a command for `score`",
     ("bert_tools/pretrain/cli.py", "--resume"): "it starts `train`",
     ("bert_tools/pretrain/cli.py", "--run-dir"): "it starts `train`",
     ("bert_tools/pretrain/cli.py", "--go-on-by"): "it starts `train`",

@@ -234,6 +234,8 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     if facts.example:
         print(f"example: {facts.example}")
     print(f"exported the model for transformers to {exported}. Its model card is {exported / CARD}")
+    command = typed("score", exported, "--labelled", "FILE")
+    print(f"to score the model on texts that you labelled, run {command}")
     print(f"pretrain: {facts.accuracy_in_words()}")
     return 0
 

@@ -229,41 +229,43 @@ def score_all(
     examples: Examples,
     settings: Settings,
     embedded: Callable[[int], None],
-    trained: Callable[[int], None],
+    fitted: Callable[[int], None],
 ) -> list[Score]:
     """Score every way with every seed, and return the scores in the order of the seeds.
 
-    `embedded` is told the number of texts that were embedded, and `trained` the number of examples
-    that were used in fine-tuning.
+    `embedded` is told the number of texts that were embedded, and `fitted` the number of examples
+    that a classifier was fitted to or tested on.
     """
     texts, labels = examples.texts, np.array(examples.texts.values)
     features = {each.name: features_of(each, texts, embedded) for each in encoders}
     scores = []
     for seed in range(1, settings.seeds + 1):
         train, test = examples.split(seed)
-
-        def add(
-            way: str, model: str | None, found: Any, seed: int = seed, test: Rows = test
-        ) -> None:
-            f1 = f1_score(labels[test], found, average="macro", zero_division=0)
-            accuracy = float(accuracy_score(labels[test], found))
-            scores.append(Score(way, model, seed, accuracy, float(f1)))
-
+        found: list[tuple[str, str | None, Any]] = []
         for encoder in encoders:
+            fitted(0)
             if settings.epochs != 0:
-                found = fine_tune(encoder, texts, (train, test), seed, settings, trained)
-                add(FINE_TUNED, encoder.name, found)
-            add(PROBE, encoder.name, probe(features[encoder.name], labels, train, test, seed))
-        words = bag_of_words(texts, train)
-        add(BAG_OF_WORDS, None, probe(words, labels, train, test, seed))
+                classes = fine_tune(encoder, texts, (train, test), seed, settings, fitted)
+                found.append((FINE_TUNED, encoder.name, classes))
+            classes = probe(features[encoder.name], labels, train, test, seed)
+            found.append((PROBE, encoder.name, classes))
+            fitted(len(train))
+        classes = probe(bag_of_words(texts, train), labels, train, test, seed)
+        found.append((BAG_OF_WORDS, None, classes))
+        fitted(len(train))
         names, counts = np.unique(labels[train], return_counts=True)
-        add(MOST_FREQUENT, None, np.full(len(test), names[counts.argmax()]))
+        found.append((MOST_FREQUENT, None, np.full(len(test), names[counts.argmax()])))
+        for way, model, classes in found:
+            accuracy = accuracy_score(labels[test], classes)
+            f1 = f1_score(labels[test], classes, average="macro", zero_division=0)
+            scores.append(Score(way, model, seed, float(accuracy), float(f1)))
     return scores
 
 
-def examples_trained(examples: Examples, settings: Settings, encoders: int) -> int:
-    """Return the number of examples that `score_all` passes to `trained` in all."""
-    if settings.epochs == 0:
-        return 0
-    train, test = examples.split(1)
-    return encoders * settings.seeds * (settings.epochs_for(len(train)) * len(train) + len(test))
+def examples_fitted(examples: Examples, settings: Settings, encoders: int) -> int:
+    """Return the number of examples that `score_all` passes to `fitted` in all."""
+    train, test = map(len, examples.split(1))
+    total = (encoders + 1) * train
+    if settings.epochs != 0:
+        total += encoders * (settings.epochs_for(train) * train + test)
+    return settings.seeds * total

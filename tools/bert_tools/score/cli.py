@@ -181,17 +181,15 @@ def _labelled(
     encoders: "list[Encoder]", labelled: "Texts", test: "Texts | None", settings: Any, pace: "_Pace"
 ) -> dict[str, Any]:
     """Score the labelled texts with all seeds, and return the summary."""
-    from bert_tools.score.classify import Examples, examples_trained, score_all
+    from bert_tools.score.classify import Examples, examples_fitted, score_all
     from bert_tools.score.data import joined
     from bert_tools.score.report import summarize
 
     examples = Examples(joined(labelled, test), len(labelled))
     columns = 1 if labelled.seconds is None else 2
     embedded = pace.start("embedding", "texts", columns * len(encoders) * len(examples.texts))
-    trained = pace.start(
-        "fitting and fine-tuning", "examples", examples_trained(examples, settings, len(encoders))
-    )
-    scores = score_all(encoders, examples, settings, embedded, trained)
+    fitted = pace.start("fitting", "examples", examples_fitted(examples, settings, len(encoders)))
+    scores = score_all(encoders, examples, settings, embedded, fitted)
     train_rows, test_rows = examples.split(1)
     summary = summarize(scores, [each.name for each in encoders], examples.ratio)
     counts = {"train": len(train_rows), "test": len(test_rows)}
@@ -215,7 +213,7 @@ class _Pace:
                 start_s = time.monotonic()
                 self._doing = activity
             done += count
-            if self._lines.is_due():
+            if done and self._lines.is_due():
                 rate = done / max(time.monotonic() - start_s, 1e-9)
                 left = as_clock(max(0, total - done) / rate)
                 text = f"{activity}: {done:,} of {total:,} {unit}, {rate:,.0f} per s, {left} left"

@@ -106,7 +106,9 @@ def joined(first: Texts, then: Texts | None) -> Texts:
 
 def _read(path: Path, fields: Fields, *, needs_pair: bool) -> Texts:
     """Read a file whose values are labels, or numbers if `fields.value_option` says so."""
-    firsts, seconds, values = [], [], []
+    firsts: list[str] = []
+    seconds: list[str] = []
+    values: list[str] = []
     pair = fields.pair or (PAIR_FIELD if needs_pair else None)
     is_number = fields.value_option == "--number-field"
     for where, row in _rows(path):

@@ -151,7 +151,7 @@ def load(path: Path, name: str, device: torch.device, max_length: int) -> Encode
 
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Return a short name for each directory, which is its path if two have the same name."""
-    short = [path.resolve().name for path in paths]
+    short = [path.absolute().name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 

@@ -17,7 +17,7 @@ TFIDF_COSINE = "tf-idf cosine"
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 _MEASURES = ("accuracy", "macro_f1")
 _WORDS = {FINE_TUNED: "after fine-tuning", PROBE: "with frozen features"}
-_COLORS = ("#2f6db3", "#d9722e", "#8a8a8a")  # the model, the other model, baselines
+_COLORS, _GREY = ("#2f6db3", "#d9722e"), "#8a8a8a"  # the model, the other model, and baselines
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,38 +156,33 @@ def conclusion(result: dict[str, Any]) -> list[str]:
 
 
 def picture(result: dict[str, Any]) -> "Figure":
-    """Draw the accuracies and the rank correlations as bars with their 95% intervals."""
-    panels: list[tuple[str, list[tuple[str, float, float, float]]]] = []
-    if labelled := result.get("labelled"):
-        bars = []
-        for each in labelled["means"]:
-            half = each["accuracy"]["half_width"] or 0.0
-            bars.append((each["method"], each["accuracy"]["mean"], half, half))
-        panels.append(("accuracy", bars))
-    if pairs := result.get("pairs"):
-        bars = [
-            (e["method"], e["spearman"], e["spearman"] - e["low"], e["high"] - e["spearman"])
-            for e in pairs["correlations"]
-        ]
-        panels.append(("Spearman's correlation of the similarity", bars))
-    names = [each["name"] for each in (result["model"], result["against"]) if each]
-    heights = [0.7 + 0.35 * len(bars) for _, bars in panels]
-    figure = new_figure(8, 0.3 + sum(heights))
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for panel, (title, bars) in zip(axes, panels, strict=True):
-        owners = [
-            next((n for n, name in enumerate(names) if f"{bar[0]},".startswith(f"{name},")), 2)
-            for bar in bars
-        ]
-        panel.barh(
-            [bar[0] for bar in bars],
-            [bar[1] for bar in bars],
-            xerr=[[max(0.0, bar[side]) for bar in bars] for side in (2, 3)],
-            color=[_COLORS[owner] for owner in owners],
-            error_kw={"capsize": 3},
-        )
-        panel.invert_yaxis()
-        panel.set_title(f"{title}, with 95% intervals", fontsize=9, loc="left")
-        panel.tick_params(labelsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
+    """Draw accuracies and rank correlations as bars with their 95% intervals."""
+    bars: list[tuple[str, float, float, float]] = []  # name, value, and the bounds of the interval
+    for each in result.get("labelled", {}).get("means", ()):
+        mean, half = each["accuracy"]["mean"], each["accuracy"]["half_width"] or 0.0
+        bars.append((f"{each['method']}: accuracy", mean, mean - half, mean + half))
+    for each in result.get("pairs", {}).get("correlations", ()):
+        name = f"{each['method']}: Spearman"
+        bars.append((name, each["spearman"], each["low"], each["high"]))
+    names, values, lows, highs = zip(*bars, strict=True)
+    owners = [each["name"] for each in (result["model"], result["against"]) if each]
+    figure = new_figure(8, 0.6 + 0.35 * len(bars))
+    axes = figure.subplots()
+    axes.barh(
+        names,
+        values,
+        xerr=[
+            [max(0.0, value - low) for value, low in zip(values, lows, strict=True)],
+            [max(0.0, high - value) for value, high in zip(values, highs, strict=True)],
+        ],
+        color=[
+            next((c for c, o in zip(_COLORS, owners, strict=False) if name.startswith(o)), _GREY)
+            for name in names
+        ],
+        error_kw={"capsize": 3},
+    )
+    axes.invert_yaxis()
+    axes.set_title("with 95% intervals", fontsize=9, loc="left")
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure

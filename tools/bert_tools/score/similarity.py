@@ -1,12 +1,14 @@
 """Compares the cosine similarity of pairs of texts with the numbers that people gave them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.metrics.pairwise import paired_cosine_distances
 
 from bert_tools.score.data import Texts
 from bert_tools.score.encoder import Encoder
@@ -29,14 +31,15 @@ def score_pairs(
     one.
     """
     assert texts.seconds is not None
-    cosines = {
-        each.name: cosine(each.embed(texts.firsts, advance), each.embed(texts.seconds, advance))
-        for each in encoders
+    words = TfidfVectorizer(sublinear_tf=True).fit([*texts.firsts, *texts.seconds])
+    ways: dict[str, Callable[[list[str]], Any]] = {
+        each.name: partial(each.embed, advance=advance) for each in encoders
     }
-    words = TfidfVectorizer(sublinear_tf=True)
-    words.fit([*texts.firsts, *texts.seconds])
-    first, second = words.transform(texts.firsts), words.transform(texts.seconds)
-    cosines[TFIDF_COSINE] = np.asarray(first.multiply(second).sum(axis=1)).ravel()
+    ways[TFIDF_COSINE] = words.transform
+    cosines = {  # rounded, so that equal cosines stay ties
+        name: np.round(1 - paired_cosine_distances(embed(texts.firsts), embed(texts.seconds)), 6)
+        for name, embed in ways.items()
+    }
     wanted = np.array(numbers)
     rng = np.random.default_rng(derive_seed(1, "bootstrap"))
     draws = rng.integers(len(wanted), size=(DRAWS, len(wanted)))
@@ -61,13 +64,6 @@ def score_pairs(
             if name != model
         ],
     }
-
-
-def cosine(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> _Numbers:
-    """Return the cosine similarity of each row of `first` with the same row of `second`."""
-    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    products: _Numbers = (first * second).sum(axis=1) / np.maximum(lengths, 1e-12)
-    return products
 
 
 def spearman(values: _Numbers, wanted: _Numbers) -> float:
