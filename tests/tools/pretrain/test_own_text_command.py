@@ -189,7 +189,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     assert lines[1].startswith("model: pretrain_cpu on the CPU: 1 layers of 32")
     assert_precision_is_kept(out / "run", lines[1], monkeypatch)
     assert lines[2].startswith("training: 12 steps, 384 sequences, about 0:")
-    assert said.count(" fill --checkpoint ") == 1
+    assert said.count(" fill --checkpoint ") == said.count(" --labelled FILE") == 1
     facts = json.loads((out / "run" / "run_0" / "pretrain.json").read_text())
     shown = f"held-out accuracy {facts['accuracy']:.4f} (compared with "
     shown += f"{facts['context_free_accuracy']:.4f} of a context-free baseline"
