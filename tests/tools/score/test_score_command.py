@@ -121,6 +121,7 @@ def test_mistakes_are_refused_in_one_line(tmp_path, model, labelled, capsys, mon
     for words, said in (
         ((model,), "score: has nothing to score; add --labelled FILE"),
         ((model, "--pairs", "p.csv", "--test", "t.csv"), "--test: needs --labelled"),
+        ((model, *good, "--against", model), "--against: is the model itself; pass"),
         ((model, *good, "--seeds", 0), "--seeds: must be at least 1, not 0"),
         ((model, *good, "--epochs", 0), "use --no-fine-tune for none"),
         ((model, *good, "--max-length", 2), "--max-length: must be at least 8"),

@@ -20,6 +20,7 @@ from bert_tools.score.report import (
 )
 
 similarity = pytest.importorskip("bert_tools.score.similarity")
+classify = pytest.importorskip("bert_tools.score.classify")
 
 
 def test_an_interval_by_hand():
@@ -86,3 +87,17 @@ def test_spearman_by_hand():
 def test_a_bootstrap_interval_holds_the_middle():
     found = similarity.interval(np.arange(1001.0))
     assert (found["low"], found["high"]) == (25.0, 975.0)
+
+
+def test_features_of_a_pair_by_hand():
+    first = np.array([[3.0, 4.0]])
+    second = np.array([[4.0, 3.0]])
+    dense = [3, 4, 4, 3, 1, 1, 12, 12, 24 / 25]
+    assert classify.pair_features(first, second) == pytest.approx(np.array([dense]))
+    sparse = classify.pair_features(*map(classify.scipy.sparse.csr_matrix, (first, second)))
+    assert sparse.toarray() == pytest.approx(np.array([[*dense[:-1], 5 * 24 / 25]]))
+
+
+def test_a_small_set_gets_more_epochs():
+    settings = classify.Settings(seeds=1, epochs=None, learning_rate=None)
+    assert [settings.epochs_for(count) for count in (16, 225, 3200, 10**6)] == [200, 14, 4, 4]

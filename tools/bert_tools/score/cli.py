@@ -114,6 +114,8 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("score", problem, "add --labelled FILE, --pairs FILE or both")
     if args.test is not None and args.labelled is None:
         raise ConfigError("--test", "needs --labelled", "add --labelled FILE to train on")
+    if args.against == args.model:
+        raise ConfigError("--against", "is the model itself", "pass the directory of another model")
     for name, least in _LEAST.items():
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if value is not None and value < least:
@@ -205,11 +207,12 @@ class _Pace:
 
     def start(self, activity: str, unit: str, total: int) -> Callable[[int], None]:
         """Return a function that counts `unit`s of an activity. It starts with its first call."""
-        done, start_s = 0, 0.0
+        done = 0
+        start_s: float | None = None
 
         def advance(count: int) -> None:
             nonlocal done, start_s
-            if not done:
+            if start_s is None:
                 start_s = time.monotonic()
                 self._doing = activity
             done += count

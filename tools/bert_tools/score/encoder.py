@@ -63,13 +63,14 @@ class Encoder:
         return found.to(self.model.device)
 
     def embed(self, texts: Sequence[str], advance: Callable[[int], None]) -> Vectors:
-        """Return the vectors of texts, float32 [N, H]. `advance` is told the texts of each batch.
+        """Return the vectors of texts, float32 [N, H]. `advance` is told the size of each batch.
 
         Texts of similar length share a batch, so that there is little padding.
         """
         vectors = np.empty((len(texts), self.hidden_size), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         self.model.eval()
+        advance(0)
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             with torch.inference_mode():
@@ -102,9 +103,10 @@ def check_model(path: Path) -> None:
         raise CheckpointError(str(path), problem, f"pass {path / _EXPORTED}")
     for folder in (path / each for each in _OF_A_RUN):
         if is_there(folder / MANIFEST) or is_there(folder / LATEST):
-            command = typed("export", folder, "--to", "huggingface", "--out", f"{path}-exported")
+            out = path.parent / f"{path.absolute().name}-exported"
+            command = typed("export", folder, "--to", "huggingface", "--out", out)
             problem = "contains a checkpoint of this program, which transformers cannot load"
-            remedy = f"export it first with `{command}`, and pass {path}-exported"
+            remedy = f"export it first with `{command}`, and pass {out}"
             raise CheckpointError(str(path), problem, remedy)
     if not is_there(path / _CONFIG):
         raise CheckpointError(str(path), f"has no {_CONFIG}", HUGGINGFACE)
