@@ -18,18 +18,19 @@ def main() -> None:
     """Print one row per method, with the accuracy on each set, and Spearman's correlation."""
     folder = Path(__file__).parent
     results = {name: json.loads((folder / name / "score.json").read_text()) for name in SETS}
-    rows: dict[str, list[str]] = {}
-    for result in results.values():
+    rows: dict[str, dict[str, str]] = {}
+    for name, result in results.items():
         for each in result["labelled"]["means"]:
-            rows.setdefault(each["method"], []).append(with_interval(each["accuracy"]))
-    for method, cells in rows.items():
-        cells.append("-")
-        for each in results["same"]["pairs"]["correlations"]:
-            is_frozen = method == f"{each['method']}, frozen features"
-            if is_frozen or (method, each["method"]) == ("bag of words", "tf-idf cosine"):
-                bounds = f"{each['low']:.2f} to {each['high']:.2f}"
-                cells[-1] = f"{each['spearman']:.2f} ({bounds})"
-    print(*markdown(["", *SETS, "graded"], [[k, *v] for k, v in rows.items()]), sep="\n")
+            rows.setdefault(each["method"], {})[name] = with_interval(each["accuracy"])
+    for each in results["same"]["pairs"]["correlations"]:
+        row = {"tf-idf cosine": "bag of words"}.get(each["method"])
+        bounds = f"{each['low']:.2f} to {each['high']:.2f}"
+        rows[row or f"{each['method']}, frozen features"]["graded"] = (
+            f"{each['spearman']:.2f} ({bounds})"
+        )
+    head = ["", *SETS, "graded"]
+    cells = [[name, *(row.get(key, "-") for key in head[1:])] for name, row in rows.items()]
+    print(*markdown(head, cells), sep="\n")
 
 
 if __name__ == "__main__":
