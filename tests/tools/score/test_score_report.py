@@ -25,12 +25,17 @@ classify = pytest.importorskip("bert_tools.score.classify")
 
 def test_an_interval_by_hand():
     # Mean 0.8, standard deviation 0.1, t of 2 degrees of freedom 4.302653.
-    found = interval([0.7, 0.8, 0.9], 1 / 3)
+    found = interval([0.7, 0.8, 0.9], 1 / 3, 100)
     assert math.isclose(found["mean"], 0.8)
     assert math.isclose(
         found["half_width"], 4.302653 * 0.1 * math.sqrt(1 / 3 + 1 / 3), rel_tol=1e-6
     )
-    assert interval([0.7], 1 / 3) == {"mean": 0.7, "half_width": None}
+    assert interval([0.7], 1 / 3, 100) == {"mean": 0.7, "half_width": None}
+
+
+def test_equal_scores_have_an_interval_of_one_test_example():
+    found = interval([1.0, 1.0, 1.0], 1 / 3, 20)
+    assert math.isclose(found["half_width"], 4.302653 / 20 * math.sqrt(2 / 3), rel_tol=1e-6)
 
 
 def test_a_verdict_needs_an_interval_without_zero():
@@ -45,7 +50,7 @@ def summary(own, words):
         for way, model, values in ((PROBE, "m", own), (BAG_OF_WORDS, None, words))
         for seed, value in enumerate(values, 1)
     ]
-    labelled = summarize(scores, ["m"], 1 / 3)
+    labelled = summarize(scores, ["m"], 1 / 3, 100)
     settings = {"seeds": len(own)}
     return {"model": {"name": "m"}, "against": None, "settings": settings, "labelled": labelled}
 
@@ -56,7 +61,8 @@ def summary(own, words):
         ((0.9, 0.91, 0.92), (0.7, 0.72, 0.71), BETTER),
         ((0.7, 0.72, 0.71), (0.9, 0.91, 0.92), WORSE),
         ((0.7, 0.9, 0.8), (0.8, 0.7, 0.9), NO_DIFFERENCE),
-        ((0.9, 0.9, 0.9), (0.8, 0.8, 0.8), NO_DIFFERENCE),  # the spread is not known
+        ((0.9, 0.9, 0.9), (0.8, 0.8, 0.8), BETTER),
+        ((0.9, 0.9, 0.9), (0.89, 0.89, 0.89), NO_DIFFERENCE),  # one of 100 test examples
         ((0.9,), (0.2,), NO_DIFFERENCE),
     ],
 )
@@ -73,7 +79,7 @@ def test_differences_are_paired_by_seed():
     """The scores spread widely, but their differences do not."""
     result = summary((0.5, 0.7, 0.9), (0.45, 0.64, 0.85))
     (found,) = result["labelled"]["differences"]
-    assert found["verdict"] == BETTER and found["accuracy"]["half_width"] < 0.03
+    assert found["verdict"] == BETTER and found["accuracy"]["half_width"] < 0.04
 
 
 def test_spearman_by_hand():
@@ -101,3 +107,33 @@ def test_features_of_a_pair_by_hand():
 def test_a_small_set_gets_more_epochs():
     settings = classify.Settings(seeds=1, epochs=None, learning_rate=None)
     assert [settings.epochs_for(count) for count in (16, 225, 3200, 10**6)] == [200, 14, 4, 4]
+
+
+def test_what_is_printed(snapshot):
+    """Two models with two seeds each, and pairs."""
+    scores = [
+        Score(way, model, seed, value, value - 0.1)
+        for way, model, values in (
+            ("fine-tuned", "m", (0.9, 0.91)),
+            (PROBE, "m", (0.8, 0.7)),
+            ("fine-tuned", "other", (0.95, 0.97)),
+            (PROBE, "other", (0.6, 0.5)),
+            (BAG_OF_WORDS, None, (0.5, 0.51)),
+            ("most frequent class", None, (0.3, 0.3)),
+        )
+        for seed, value in enumerate(values, 1)
+    ]
+    row = {"spearman": 0.5, "low": 0.4, "high": 0.6}
+    change = {"method": "m", "spearman": -0.1, "low": -0.2, "high": -0.05}
+    pairs = {
+        "correlations": [{"method": name, **row} for name in ("m", "other", "tf-idf cosine")],
+        "differences": [{**change, "compared_with": "other"}],
+    }
+    result = {
+        "model": {"name": "m"},
+        "against": {"name": "other"},
+        "settings": {"seeds": 2},
+        "labelled": summarize(scores, ["m", "other"], 1 / 3, 100),
+        "pairs": pairs,
+    }
+    assert "\n".join([*table(result), "", *conclusion(result)]) == snapshot

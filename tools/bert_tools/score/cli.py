@@ -193,7 +193,8 @@ def _labelled(
     fitted = pace.start("fitting", "examples", examples_fitted(examples, settings, len(encoders)))
     scores = score_all(encoders, examples, settings, embedded, fitted)
     train_rows, test_rows = examples.split(1)
-    summary = summarize(scores, [each.name for each in encoders], examples.ratio)
+    names = [each.name for each in encoders]
+    summary = summarize(scores, names, examples.ratio, len(test_rows))
     counts = {"train": len(train_rows), "test": len(test_rows)}
     return {**counts, "classes": len(set(labelled.values)), **summary}
 

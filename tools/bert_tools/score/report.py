@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.common.results import aligned, mean_and_half_width, new_figure
+from bert_tools.common.results import aligned, mean_and_half_width, new_figure, quantile_95
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,17 +39,19 @@ class Score:
         return self.way if self.model is None else f"{self.model}, {self.way}"
 
 
-def interval(values: Sequence[float], ratio: float) -> dict[str, float | None]:
+def interval(values: Sequence[float], ratio: float, num_test: int) -> dict[str, float | None]:
     """Return the mean of values over seeds and the half-width of its 95% interval.
 
     The seeds share examples, so their values depend on each other, and the usual interval of a mean
     would be too narrow. The half-width is t * s * sqrt(1 / n + ratio), where `ratio` is the number
-    of test examples per training example (Nadeau and Bengio 2003, doi:10.1023/A:1024068626366). It
-    is None for one seed.
+    of test examples per training example (Nadeau and Bengio 2003, doi:10.1023/A:1024068626366). The
+    standard deviation s is at least that of one of the `num_test` test examples, because a few
+    equal values do not show that there is no spread. The half-width is None for one seed.
     """
     mean, half_width = mean_and_half_width(values)
     if half_width is not None:
-        half_width *= math.sqrt(1 + len(values) * ratio)
+        least = quantile_95(len(values) - 1) / math.sqrt(len(values)) / num_test
+        half_width = max(half_width, least) * math.sqrt(1 + len(values) * ratio)
     return {"mean": mean, "half_width": half_width}
 
 
@@ -60,7 +62,9 @@ def verdict(low: float | None, high: float | None) -> str:
     return WORSE if high is not None and high < 0 else NO_DIFFERENCE
 
 
-def summarize(scores: Sequence[Score], models: Sequence[str], ratio: float) -> dict[str, Any]:
+def summarize(
+    scores: Sequence[Score], models: Sequence[str], ratio: float, num_test: int
+) -> dict[str, Any]:
     """Return the scores with means, and the paired differences, as values for JSON.
 
     Each way of each model is compared with the bag of words, and each way of the first model with
@@ -73,7 +77,10 @@ def summarize(scores: Sequence[Score], models: Sequence[str], ratio: float) -> d
     differences: list[dict[str, Any]] = []
     for method, found in by_method.items():
         way, model = found[0].way, found[0].model
-        values = {name: interval([getattr(e, name) for e in found], ratio) for name in _MEASURES}
+        values = {
+            name: interval([getattr(each, name) for each in found], ratio, num_test)
+            for name in _MEASURES
+        }
         means.append({"method": method, "way": way, "model": model, **values})
         against = [] if model is None else [BAG_OF_WORDS]
         if model == models[0]:
@@ -81,12 +88,13 @@ def summarize(scores: Sequence[Score], models: Sequence[str], ratio: float) -> d
         for other in against:
             pairs = list(zip(found, by_method[other], strict=True))
             changes: dict[str, Any] = {
-                name: interval([getattr(a, name) - getattr(b, name) for a, b in pairs], ratio)
+                name: interval(
+                    [getattr(a, name) - getattr(b, name) for a, b in pairs], ratio, num_test
+                )
                 for name in _MEASURES
             }
             mean, half = changes["accuracy"]["mean"], changes["accuracy"]["half_width"]
-            # Equal differences of all seeds tell nothing about the spread.
-            bounds = (mean - half, mean + half) if half else (None, None)
+            bounds = (None, None) if half is None else (mean - half, mean + half)
             words = {"method": method, "compared_with": other, "verdict": verdict(*bounds)}
             differences.append({**words, "way": way, "model": model, **changes})
     return {"scores": [asdict(e) for e in scores], "means": means, "differences": differences}
