@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 
@@ -65,26 +64,20 @@ def test_an_interrupt_is_quiet_and_does_not_wait(tmp_path, moment, number):
     assert (printed, errors) == ("interrupted\n", "")
 
 
-@pytest.mark.parametrize("others", [0, 1], ids=["alone", "with a library's thread"])
-def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch, others):
-    """The system may give the signal to a thread of a library, which does not block it."""
-    ended = threading.Event()
-    for _ in range(others):
-        threading.Thread(target=ended.wait).start()
-    submit, sent = ProcessPoolExecutor.submit, []
+def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch):
+    submit = ProcessPoolExecutor.submit
 
     def interrupted(pool, *job):
         given = submit(pool, *job)
-        if not sent:  # a second one could come while the first one ends the workers
-            sent.append(signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
         return given
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     long = 1000.0  # seconds, more than a test may take
     shown = {"sizes": [1, 1], "words": ("slept", "jobs"), "quiet": True}
     try:
         with pytest.raises(KeyboardInterrupt):
             next(run_with_progress(time.sleep, [long, long], 2, **shown))
     finally:
-        ended.set()
+        signal.signal(signal.SIGINT, before)

@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -12,7 +12,6 @@ from typing import TextIO, TypeVar
 from mlperf_bert.errors import DataError
 from mlperf_bert.run.console import count_bytes
 
-LONGEST_WAIT_S = 0.5  # until a Ctrl-C that another thread received has an effect
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -52,13 +51,11 @@ def run_with_progress(
             with _blocked(signal.SIGINT, signal.SIGHUP):  # They arrive when the block ends.
                 pairs = zip(jobs, sizes, strict=True)
                 futures = {pool.submit(function, job): (job, size) for job, size in pairs}
-            while futures:
-                # A library's thread may receive Ctrl-C, which then does not interrupt this wait.
-                for future in wait(futures, LONGEST_WAIT_S, FIRST_COMPLETED).done:
-                    job, size = futures.pop(future)
-                    yield job, future.result()
-                    if not quiet:
-                        advance(size)
+            for future in as_completed(list(futures)):
+                job, size = futures.pop(future)
+                yield job, future.result()
+                if not quiet:
+                    advance(size)
         except BrokenProcessPool:
             problem = "a worker process died, probably because there was not enough memory"
             raise DataError("workers", problem, "run the command with fewer workers") from None
