@@ -44,7 +44,7 @@ MOST_TOKENS = 1600
 NUMBER = {"ha": "center", "va": "center", "fontsize": 7}
 SPEED_RECORD = re.compile(r"(\d+)x(\d+)(?:-(\d+))?")  # layers, hidden size, greatest length
 WORK = {  # what the folders and files of the contract are for, in the architecture picture
-    "tools/bert_tools": "plan, tune, report, bench, doctor, convert, package, squad, pretrain",
+    "tools/bert_tools": "all other commands, such as pretrain, score, plan and bench",
     "__main__": "the command line",
     "cli": "train, evaluate, verify, config, network-test",
     "train": "one run, from config to result",
@@ -53,7 +53,7 @@ WORK = {  # what the folders and files of the contract are for, in the architect
     "evaluation": "held-out accuracy",
     "step": "one update, eager or captured",
     "run": "console, metrics, MLPerf log, run directory",
-    "model": "BERT and ModernBERT, without padding",
+    "model": "BERT and ModernBERT, unpadded",
     "optim": "LAMB, AdamW, Muon",
     "data": "sampler, balance, loader, batch",
     "distributed": "ranks, clipping and all-reduce, signals",
