@@ -417,7 +417,7 @@ def loss_function(name: str, baseline: Any, data: Data, compiled: Compiled = "no
         inputs = [unpadded_inputs(batch) for batch in data.batches]
         return lambda number: unpadded_loss(baseline, inputs[number])
     if name == "padding_free":
-        baseline.set_attn_implementation(padding_free.implementation())
+        padding_free.use_kernels(baseline)
         library, has_types = import_transformers(), not _is_modern(baseline)
         flat = [
             padding_free.flattened_inputs(library, batch, token_types=has_types)

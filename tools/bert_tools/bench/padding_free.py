@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mlperf_bert.config.sections import Precision
 from mlperf_bert.data.batch import UnpaddedBatch
+from mlperf_bert.errors import say
 
 INSTALLED, DOWNLOADED = "flash_attention_2", "kernels-community/flash-attn2"
 """Names of the attention implementations, as `transformers` calls them."""
@@ -36,6 +37,14 @@ def implementation() -> str | None:
     if find_spec("flash_attn") is not None:
         return INSTALLED
     return DOWNLOADED if find_spec("kernels") is not None else None
+
+
+def use_kernels(baseline: Any) -> None:
+    """Make `baseline` compute attention with the kernels, and print if they are downloaded."""
+    name = implementation()
+    if name == DOWNLOADED:
+        say(f"loading compiled attention kernels of {name} from the Hugging Face hub")
+    baseline.set_attn_implementation(name)
 
 
 def flattened_inputs(

@@ -66,19 +66,21 @@ class Machine:
         return self.nodes * self.gpus_per_node
 
     def by_links(self) -> "Machine":
-        """Return the same machine with nodes joined as far as the accelerators' links reach.
+        """Return the machine as a collective sees it, with one node for each group of links.
 
-        The links of GB200 connect the nodes of a rack. Of 128 nodes with four GPUs each, 16 share
-        the links of a rack, so that a collective sees eight nodes with 64 GPUs each.
+        The links of GB200 connect up to 18 nodes of four GPUs in a rack. The nodes fill as few
+        racks as possible, and all racks equally, so that the last one may get a few ranks more than
+        there are: 37 nodes become three racks of 50 GPUs.
         """
         reach = self.accelerator.link_gpus
-        most = reach // self.gpus_per_node if reach > _USUAL_NODE else 1
-        joined = max((n for n in range(1, most + 1) if self.nodes % n == 0), default=1)
+        if reach <= _USUAL_NODE:  # links end at a node, even if it has fewer GPUs
+            return self
+        racks = math.ceil(self.world_size / reach)
         return replace(
             self,
-            nodes=self.nodes // joined,
-            gpus_per_node=self.gpus_per_node * joined,
-            node_gb_s=self.node_gb_s * joined,
+            nodes=racks,
+            gpus_per_node=math.ceil(self.world_size / racks),
+            node_gb_s=self.node_gb_s * self.nodes / racks,
         )
 
 
@@ -232,19 +234,21 @@ class Network:
 
     def all_gather_in_node_ms(self, num_bytes: float) -> float:
         """Return the time in ms of an all-gather in each node, whose result has `num_bytes`."""
-        return self._gather_by_links_ms(num_bytes, self.machine.gpus_per_node)
-
-    def _gather_by_links_ms(self, num_bytes: float, ranks: int) -> float:
+        ranks = self.machine.gpus_per_node
         if ranks == 1:
             return 0.0
-        start_ms = self.constants.collective_start_us / 1e3
-        link_us = self.constants.link_latency_us
-        return start_ms + ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, link_us)
+        return self.constants.collective_start_us / 1e3 + self._gather_by_links_ms(num_bytes, ranks)
+
+    def _gather_by_links_ms(self, num_bytes: float, ranks: int) -> float:
+        return ring_all_gather_ms(num_bytes, ranks, self.link_gb_s, self.constants.link_latency_us)
 
     def all_gather_ms(self, num_bytes: float) -> float:
         """Return the time in ms of an all-gather over all ranks, between nodes and then in them."""
+        if self.machine.world_size == 1:
+            return 0.0
         machine = self.machine.by_links()
         inside = self._gather_by_links_ms(num_bytes, machine.gpus_per_node)
+        inside += self.constants.collective_start_us / 1e3
         if machine.nodes == 1:
             return inside
         nodes, network_us = machine.nodes, self.constants.network_latency_us
