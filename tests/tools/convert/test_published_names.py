@@ -17,7 +17,7 @@ from huggingface_cases import save_theirs, tensors_of
 from bert_tools.pretrain.choose import as_checkpoint
 from mlperf_bert.__main__ import main, make_parser
 from mlperf_bert.checkpoint.manifest import read_manifest, resolve
-from mlperf_bert.checkpoint.weights_directory import is_hub_name
+from mlperf_bert.checkpoint.weights_directory import HUGGINGFACE, check_directory, is_hub_name
 from mlperf_bert.distributed import spawn
 from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.run import console
@@ -152,6 +152,8 @@ def test_mistyped_paths_are_not_sent_to_the_hub(hub, capsys):
         error = refusal(capsys, "convert", given, "--from", "huggingface", "--out", "out")
         here = f"{told} (for the published model of this name, pass {given}@main)\n"
         assert f"{given}: no such directory; " in error and error.endswith(here)
+    with pytest.raises(CheckpointError, match=r"OWNER/NAME$"):
+        check_directory(Path("runs/other@v1"), HUGGINGFACE)  # has a revision already
     for path in ("/a/b", "a", "a/b/c", "../b", "a/.b", "-a/b", "a/b c", "a/b@", "a/b\n", "ä/b"):
         assert not is_hub_name(Path(path)), path
     assert hub == []

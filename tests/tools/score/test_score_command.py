@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import shutil
 
 import pytest
 from score_cases import opinions, write_lines
 
 from bert_tools.score import cli
 from mlperf_bert.__main__ import main, make_parser
+from mlperf_bert.checkpoint.manifest import resolve
+from mlperf_bert.errors import CheckpointError
 from support import refusal
 
 
@@ -108,6 +111,10 @@ def test_a_test_file_is_tested_and_all_others_are_trained_on(tmp_path, model, la
     result = json.loads(capsys.readouterr().out)
     assert (result["labelled"]["train"], result["labelled"]["test"]) == (80, 40)
     assert means(result)["small, frozen features"] > 0.8
+    scores = result["labelled"]["scores"]
+    assert any(each["accuracy"] != each["drawn_accuracy"] for each in scores)
+    found = [each["accuracy"] for each in scores if each["way"] == "bag of words"]
+    assert means(result)["bag of words"] == pytest.approx(sum(found) / 2)
     assert result["files"].keys() == {"labelled", "test"}
 
 
@@ -137,8 +144,10 @@ def test_mistakes_are_refused_in_one_line(tmp_path, model, labelled, capsys, mon
         assert said in refusal(capsys, "score", *words), words
 
 
-def test_damaged_or_other_models_are_refused(tmp_path, model, labelled, capsys):
+def test_damaged_or_other_models_are_refused(tmp_path, model, labelled, capsys, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks on the terminal"))
     for name, damage, said in (
+        ("code", {"config.json": b'{"auto_map": {"AutoConfig": "a.C"}}'}, "custom code"),
         ("cut", {"model.safetensors": b"\0" * 9}, "transformers cannot load it ("),
         ("unknown", {"config.json": b'{"model_type": "gpt9"}'}, "transformers cannot load it ("),
         ("weights", {"config.json": {"num_hidden_layers": 3}}, "lacks 16 weights of its archit"),
@@ -154,13 +163,67 @@ def test_damaged_or_other_models_are_refused(tmp_path, model, labelled, capsys):
         assert said in refusal(capsys, "score", copied, "--labelled", labelled), name
 
 
+def test_a_published_model_is_to_be_downloaded_first(tmp_path, labelled, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, files in (("an/e5", "an/e5"), ("an/e5@v1", "an/e5 --revision v1")):
+        error = refusal(capsys, "score", name, "--labelled", labelled)
+        remedy = f"download it with `hf download {files} --local-dir DIR`, and pass DIR"
+        assert error.endswith(f"{name}: no such directory; {remedy}\n")
+    (tmp_path / "an" / "encoder").mkdir(parents=True)
+    error = refusal(capsys, "score", "an/encodr", "--labelled", labelled)
+    assert error.endswith("did you mean an/encoder?\n")
+    assert "published" not in refusal(capsys, "score", "an/encoder", "--labelled", labelled)
+
+
+def test_positions_of_padding_are_not_counted(tmp_path, model):
+    import torch
+    from transformers import RobertaConfig, RobertaModel
+
+    from bert_tools.score.encoder import load
+
+    folder = shutil.copytree(model, tmp_path / "roberta")
+    RobertaModel(
+        RobertaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=18,
+            pad_token_id=1,
+        )
+    ).save_pretrained(folder)
+    encoder = load(folder, "roberta", torch.device("cpu"), 128)
+    assert encoder.max_length == 16
+    assert encoder.embed(["film " * 40], lambda _: None).shape == (1, 16)
+
+
+def test_a_divergence_names_the_learning_rate(model, labelled, capsys, monkeypatch):
+    from bert_tools.score import classify
+
+    monkeypatch.setattr(
+        classify.nn.functional, "cross_entropy", lambda logits, _: logits.sum() * float("nan")
+    )
+    error = refusal(capsys, "score", model, "--labelled", labelled, "--learning-rate", 0.5)
+    assert "--learning-rate: is 0.5, but the training diverged" in error
+    assert error.endswith("; lower --learning-rate\n")
+
+
 @pytest.mark.parametrize(
-    "place", [".", "checkpoints", "run_0/checkpoints", "run/run_0/checkpoints"]
+    "place",
+    [".", "checkpoints", "run_0/checkpoints", "run/run_0/checkpoints", "run_10/checkpoints"],
 )
 def test_a_run_of_ours_is_to_be_exported_first(tmp_path, place, labelled, capsys):
     folder = tmp_path / "my model" / place
     folder.mkdir(parents=True)
     (folder / "LATEST").touch()
+    if place == "run_10/checkpoints":  # of `phases`, whose last one has no checkpoints yet
+        for name in ("run_0", "run_9", "run_11"):
+            (tmp_path / "my model" / name / "checkpoints").mkdir(parents=True)
+            if name != "run_11":
+                (tmp_path / "my model" / name / "checkpoints" / "LATEST").touch()
+        with pytest.raises(CheckpointError, match=f"pass {folder}$"):
+            resolve(tmp_path / "my model")
     error = refusal(capsys, "score", tmp_path / "my model", "--labelled", labelled)
     command = error.split("`")[1]
     words = shlex.split(command)

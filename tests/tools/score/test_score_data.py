@@ -55,6 +55,28 @@ def test_pairs_and_named_fields_are_read(tmp_path):
     assert read_labelled(both, FIELDS).seconds == ["x"] * 8  # found without an option
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_an_empty_column_of_second_texts_means_single_texts(tmp_path, name):
+    path = written(tmp_path / name, [{**row, "text_pair": None} for row in ROWS])
+    assert read_labelled(path, FIELDS).seconds is None
+    with pytest.raises(DataError, match="'text_pair' is empty"):
+        read_labelled(path, Fields("text", "text_pair", "label", "--label-field"))
+    for found, said in (((None, "x"), "has a second text"), (("x", None), "has no second text")):
+        rows = [{**ROWS[n % 2], "text_pair": found[n > 3]} for n in range(8)]
+        with pytest.raises(DataError, match=r": (line|row) \d+: " + said) as error:
+            read_labelled(written(tmp_path / name, rows), FIELDS)
+        if name != "a.csv":  # whose texts have several lines
+            assert {"a.jsonl": "line 9:", "a.parquet": "row 5:"}[name] in str(error.value)
+    later = written(tmp_path / "b.jsonl", [*ROWS, {**ROWS[0], "text_pair": "x"}])
+    with pytest.raises(DataError, match=r"line 17: has a second text.*fill in 'text_pair' in all"):
+        read_labelled(later, FIELDS)
+
+
+def test_a_long_text_of_csv_is_read(tmp_path):
+    rows = [{**row, "text": "word " * 30_000} for row in ROWS]
+    assert len(read_labelled(written(tmp_path / "a.csv", rows), FIELDS).firsts[0]) == 150_000
+
+
 def test_numbers_of_pairs_are_read(tmp_path):
     rows = [{"text": "a", "text_pair": "b", "score": n / 2} for n in range(10)]
     texts, numbers = read_pairs(written(tmp_path / "p.csv", rows), RATED)
@@ -81,6 +103,11 @@ WRONG = {  # name of the file, its contents, and what is said of it
     "NaN text": ("a.jsonl", ['{"text": NaN, "label": "a"}'], "line 1: the field 'text' is empty"),
     "NaN label": ("a.jsonl", ['{"text": "x", "label": NaN}'], "line 1: the field 'label' is nan"),
     "null label": ("a.jsonl", ['{"text": "x", "label": null}'], "the field 'label' is None"),
+    "surrogate": (
+        "a.jsonl",
+        [*GOOD, '{"text": "a \\ud800 b", "label": "a"}'],
+        r"line 9: the field 'text' contains half of a character, such as \\ud800; write both",
+    ),
     "a list": ("a.jsonl", ['{"text": "x", "label": [1]}'], "the field 'label' is a list"),
     "UTF-8": ("a.jsonl", [*GOOD, b"\xff"], "line 9: is not UTF-8; save the file as UTF-8"),
     "one class": ("a.jsonl", GOOD[::2], "a.jsonl: has only the class 'a'; add examples"),

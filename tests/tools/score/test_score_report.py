@@ -14,6 +14,7 @@ from bert_tools.score.report import (
     Score,
     conclusion,
     interval,
+    picture,
     summarize,
     table,
     verdict,
@@ -46,7 +47,7 @@ def test_a_verdict_needs_an_interval_without_zero():
 
 def summary(own, words):
     scores = [
-        Score(way, model, seed, value, value)
+        Score(way, model, seed, *[value] * 4)
         for way, model, values in ((PROBE, "m", own), (BAG_OF_WORDS, None, words))
         for seed, value in enumerate(values, 1)
     ]
@@ -82,6 +83,36 @@ def test_differences_are_paired_by_seed():
     assert found["verdict"] == BETTER and found["accuracy"]["half_width"] < 0.04
 
 
+def test_draws_decide_only_the_half_width():
+    scores = [
+        Score(way, model, seed, value, value, drawn, drawn)
+        for way, model, value in ((PROBE, "m", 0.9), (BAG_OF_WORDS, None, 0.6))
+        for seed, drawn in enumerate((value - 0.2, value - 0.1, value - 0.3), 1)
+    ]
+    found = summarize(scores, ["m"], 1.0, 100)
+    mean, change = found["means"][0]["accuracy"], found["differences"][0]["accuracy"]
+    assert mean["mean"] == 0.9 and change["mean"] == pytest.approx(0.3)
+    assert mean["half_width"] == pytest.approx(4.302653 * 0.1 * math.sqrt(1 / 3 + 1))
+    least = 4.302653 / 100 * math.sqrt(1 / 3 + 1)  # the draws of both are the same
+    assert change["half_width"] == pytest.approx(least)
+
+
+def test_a_test_file_is_scored_whole():
+    values = ["a", "b"] * 8 + ["a", "b", "b"] * 5
+    texts = classify.Texts(None, [f"t{n}" for n in range(31)], None, values)
+    examples = classify.Examples(texts, 16)
+    draws = []
+    for seed in (1, 2):
+        train, test, drawn = examples.split(seed)
+        assert [*train, *test] == list(range(31)) and max(drawn) < len(test) == len(drawn)
+        draws.append(list(drawn))
+        assert len(set(draws[-1])) < len(test)
+        assert sum(values[row] == "b" for row in test[drawn]) == 10
+    assert draws[0] != draws[1]
+    _, test, drawn = classify.Examples(texts, 31).split(1)
+    assert list(drawn) == list(range(len(test)))
+
+
 def test_spearman_by_hand():
     values = np.array([1.0, 2.0, 3.0, 4.0])
     assert similarity.spearman(values, values**3) == pytest.approx(1.0)
@@ -99,9 +130,30 @@ def test_features_of_a_pair_by_hand():
     first = np.array([[3.0, 4.0]])
     second = np.array([[4.0, 3.0]])
     dense = [3, 4, 4, 3, 1, 1, 12, 12, 24 / 25]
-    assert classify.pair_features(first, second) == pytest.approx(np.array([dense]))
-    sparse = classify.pair_features(*map(classify.scipy.sparse.csr_matrix, (first, second)))
-    assert sparse.toarray() == pytest.approx(np.array([[*dense[:-1], 5 * 24 / 25]]))
+    found = classify.pair_features(first, second, similarity.cosine(first, second))
+    assert found == pytest.approx(np.array([dense]))
+    sparse = list(map(classify.scipy.sparse.csr_matrix, (first, second)))
+    found = classify.pair_features(*sparse, similarity.cosine(*sparse))
+    assert found.toarray() == pytest.approx(np.array([[*dense[:-1], 5 * 24 / 25]]))
+
+
+@pytest.mark.parametrize("form", [np.array, classify.scipy.sparse.csr_matrix])
+def test_texts_without_a_known_word_are_not_similar(form):
+    first = form([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [0.0, 2.0]])
+    second = form([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [3.0, 4.0]])
+    assert similarity.cosine(first, second).tolist() == pytest.approx([0, 0, 0, 0.8])
+
+
+def test_a_bag_of_words_compares_words_that_it_was_not_trained_on():
+    seconds = ["a b", "c d", "new words", "other ones"]
+    texts = classify.Texts(None, ["a b", "a b", "new words", "new words"], seconds, [])
+    last = classify.bag_of_words(texts, np.array([0, 1])).toarray()[:, -1]
+    assert last == pytest.approx([5, 0, 5, 0])
+
+
+def test_a_text_without_words_has_features():
+    texts = classify.Texts(None, ["\N{GRINNING FACE}", "!", "a"], None, [])
+    assert classify.bag_of_words(texts, np.arange(2)).toarray().tolist() == [[0, 1], [1, 0], [0, 0]]
 
 
 def test_a_small_set_gets_more_epochs():
@@ -112,7 +164,7 @@ def test_a_small_set_gets_more_epochs():
 def test_what_is_printed(snapshot):
     """Two models with two seeds each, and pairs."""
     scores = [
-        Score(way, model, seed, value, value - 0.1)
+        Score(way, model, seed, *(value, value - 0.1) * 2)
         for way, model, values in (
             ("fine-tuned", "m", (0.9, 0.91)),
             (PROBE, "m", (0.8, 0.7)),
@@ -137,3 +189,22 @@ def test_what_is_printed(snapshot):
         "pairs": pairs,
     }
     assert "\n".join([*table(result), "", *conclusion(result)]) == snapshot
+
+
+def test_a_model_has_its_color_if_its_name_begins_another():
+    """A baseline is grey."""
+    row = {"spearman": 0.5, "low": 0.6, "high": 0.7}  # a bootstrap interval may miss the value
+    scores = [
+        Score(PROBE, "m", 1, *[0.5] * 4),
+        Score(PROBE, "m2", 1, *[0.5] * 4),
+        Score(BAG_OF_WORDS, None, 1, *[0.5] * 4),
+    ]
+    result = {
+        "model": {"name": "m"},
+        "against": {"name": "m2"},
+        "labelled": summarize(scores, ["m", "m2"], 1 / 3, 100),
+        "pairs": {"correlations": [{"method": n, **row} for n in ("m", "m2", "tf-idf cosine")]},
+    }
+    (axes,) = picture(result).axes
+    colors = [bar.get_facecolor() for bar in axes.patches]
+    assert colors[:3] == colors[3:] and len(set(colors)) == 3

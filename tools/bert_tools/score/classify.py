@@ -20,7 +20,6 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
-from sklearn.metrics.pairwise import paired_cosine_distances
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -30,6 +29,8 @@ from torch import nn
 from bert_tools.score.data import Texts
 from bert_tools.score.encoder import Encoder, pooled, quiet_transformers
 from bert_tools.score.report import BAG_OF_WORDS, FINE_TUNED, MOST_FREQUENT, PROBE, Score
+from bert_tools.score.similarity import TOKEN, cosine, tfidf_cosine
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.seeds import derive_seed
 
 TEST_SHARE = 0.25
@@ -94,13 +95,17 @@ class Examples:
     def ratio(self) -> float:
         """Return the number of test examples per training example, as the intervals need it.
 
-        With --test, each seed draws its test examples from one file with replacement. Then the
-        ratio 1 makes the interval at least as wide as that of a single draw.
+        With --test, all seeds draw from one file. The ratio 1 makes the interval at least as wide
+        as that of a single draw.
         """
         return TEST_SHARE / (1 - TEST_SHARE) if self.is_split else 1.0
 
-    def split(self, seed: int) -> tuple[Rows, Rows]:
-        """Return the training rows and the test rows of a seed, in which all classes occur."""
+    def split(self, seed: int) -> tuple[Rows, Rows, Rows]:
+        """Return the training rows and the test rows of a seed, in which all classes occur.
+
+        Intervals come from the third rows, which count from the first test row. They are all test
+        rows, or a draw with replacement from those of --test.
+        """
         labels = np.array(self.texts.values)
         rows = np.arange(len(labels))
         state = derive_seed(seed, "split") % 2**32
@@ -108,24 +113,25 @@ class Examples:
             train, test = train_test_split(
                 rows, test_size=TEST_SHARE, stratify=labels, random_state=state
             )
-            return train, test
+            return train, test, np.arange(len(test))
         train, test = rows[: self.num_train], rows[self.num_train :]
-        return train, resample(test, stratify=labels[test], random_state=state)
+        drawn = resample(np.arange(len(test)), stratify=labels[test], random_state=state)
+        return train, test, drawn
 
 
-def pair_features(first: Any, second: Any) -> Any:
+def pair_features(first: Any, second: Any, cosines: npt.NDArray[Any]) -> Any:
     """Return u, v, |u - v|, u * v and the cosine as columns, for dense or sparse vectors [N, H].
 
     The two texts are embedded separately, because frozen features of a joint sequence contain what
     the texts have in common only if the model was trained on pairs (arXiv 1705.02364). Without the
     cosine, a bag of words would learn nothing about words that are rare in the training rows.
     """
-    cosine = 1 - paired_cosine_distances(first, second)[:, None]
+    cosines = cosines[:, None]
     columns = [first, second, abs(first - second)]
     if scipy.sparse.issparse(first):
-        columns += [first.multiply(second), scipy.sparse.csr_matrix(_COSINE_WEIGHT * cosine)]
+        columns += [first.multiply(second), scipy.sparse.csr_matrix(_COSINE_WEIGHT * cosines)]
         return scipy.sparse.hstack(columns).tocsr()
-    return np.hstack([*columns, first * second, cosine])
+    return np.hstack([*columns, first * second, cosines])
 
 
 def features_of(encoder: Encoder, texts: Texts, advance: Callable[[int], None]) -> Any:
@@ -133,16 +139,20 @@ def features_of(encoder: Encoder, texts: Texts, advance: Callable[[int], None]) 
     first = encoder.embed(texts.firsts, advance)
     if texts.seconds is None:
         return first
-    return pair_features(first, encoder.embed(texts.seconds, advance))
+    second = encoder.embed(texts.seconds, advance)
+    return pair_features(first, second, cosine(first, second))
 
 
 def bag_of_words(texts: Texts, train: Rows) -> Any:
     """Return tf-idf features of words and word pairs, whose weights come from training rows."""
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=TOKEN)
     seconds = texts.seconds or []
     words.fit([column[row] for column in (texts.firsts, seconds) if column for row in train])
     first = words.transform(texts.firsts)
-    return pair_features(first, words.transform(seconds)) if seconds else first
+    if not seconds:
+        return first
+    cosines = tfidf_cosine(texts.firsts, seconds)  # also of words that no training row has
+    return pair_features(first, words.transform(seconds), cosines)
 
 
 def probe(features: Any, labels: npt.NDArray[Any], train: Rows, test: Rows, seed: int) -> Any:
@@ -153,15 +163,10 @@ def probe(features: Any, labels: npt.NDArray[Any], train: Rows, test: Rows, seed
     folds = min(_FOLDS, int(np.unique(labels[train], return_counts=True)[1].min()))
     state = derive_seed(seed, "folds") % 2**32
     is_sparse = scipy.sparse.issparse(features)
-    search = GridSearchCV(
-        make_pipeline(
-            StandardScaler(with_mean=not is_sparse, with_std=not is_sparse),
-            LogisticRegression(max_iter=1000),
-        ),
-        {"logisticregression__C": STRENGTHS},
-        cv=StratifiedKFold(folds, shuffle=True, random_state=state),
-        error_score="raise",
-    )
+    scaler = StandardScaler(with_mean=not is_sparse, with_std=not is_sparse)
+    model = make_pipeline(scaler, LogisticRegression(max_iter=1000))
+    cv = StratifiedKFold(folds, shuffle=True, random_state=state)
+    search = GridSearchCV(model, {"logisticregression__C": STRENGTHS}, cv=cv, error_score="raise")
     with warnings.catch_warnings():
         # With weak regularization, the solver may stop before it has converged. Such a model is
         # only used if it is the best one in the cross-validation.
@@ -199,11 +204,20 @@ def fine_tune(
             optimizer, round(_WARM_UP * steps), steps
         )
         order = np.random.default_rng(derive_seed(seed, "order"))
+
+        def compute(batch: Rows) -> torch.Tensor:
+            seconds = texts.seconds and [texts.seconds[row] for row in batch]
+            inputs = encoder.tokens([texts.firsts[row] for row in batch], seconds)
+            logits: torch.Tensor = head(pooled(model, inputs))
+            if not logits.isfinite().all():
+                problem = f"is {rate:g}, but the training diverged, because outputs are not finite"
+                raise ConfigError("--learning-rate", problem, "lower --learning-rate")
+            return logits
+
         for _ in range(epochs):
             for batch in _batches(order.permutation(train)):
-                logits = head(pooled(model, _inputs(encoder, texts, batch)))
-                targets = torch.from_numpy(ids[batch]).to(logits.device)
-                loss = nn.functional.cross_entropy(logits, targets)
+                targets = torch.from_numpy(ids[batch]).to(model.device)
+                loss = nn.functional.cross_entropy(compute(batch), targets)
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(weights, _MAX_NORM)
                 optimizer.step()
@@ -214,8 +228,7 @@ def fine_tune(
         found = []
         for batch in _batches(test):
             with torch.inference_mode():
-                logits = head(pooled(model, _inputs(encoder, texts, batch)))
-            found.append(logits.argmax(-1).cpu().numpy())
+                found.append(compute(batch).argmax(-1).cpu().numpy())
             advance(len(batch))
     return classes[np.concatenate(found)]
 
@@ -223,11 +236,6 @@ def fine_tune(
 def _batches(rows: Rows) -> Iterator[Rows]:
     for start in range(0, len(rows), BATCH):
         yield rows[start : start + BATCH]
-
-
-def _inputs(encoder: Encoder, texts: Texts, rows: Rows) -> Any:
-    seconds = None if texts.seconds is None else [texts.seconds[row] for row in rows]
-    return encoder.tokens([texts.firsts[row] for row in rows], seconds)
 
 
 def score_all(
@@ -246,7 +254,7 @@ def score_all(
     features = {each.name: features_of(each, texts, embedded) for each in encoders}
     scores = []
     for seed in range(1, settings.seeds + 1):
-        train, test = examples.split(seed)
+        train, test, drawn = examples.split(seed)
         found: list[tuple[str, str | None, Any]] = []
         for encoder in encoders:
             fitted(0)
@@ -262,15 +270,17 @@ def score_all(
         names, counts = np.unique(labels[train], return_counts=True)
         found.append((MOST_FREQUENT, None, np.full(len(test), names[counts.argmax()])))
         for way, model, classes in found:
-            accuracy = accuracy_score(labels[test], classes)
-            f1 = f1_score(labels[test], classes, average="macro", zero_division=0)
-            scores.append(Score(way, model, seed, float(accuracy), float(f1)))
+            measured: list[float] = []
+            for wanted, given in ((test, classes), (test[drawn], classes[drawn])):
+                f1 = f1_score(labels[wanted], given, average="macro", zero_division=0)
+                measured += [float(accuracy_score(labels[wanted], given)), float(f1)]
+            scores.append(Score(way, model, seed, *measured))
     return scores
 
 
 def examples_fitted(examples: Examples, settings: Settings, encoders: int) -> int:
     """Return the number of examples that `score_all` passes to `fitted` in all."""
-    train, test = map(len, examples.split(1))
+    train, test, _ = map(len, examples.split(1))
     total = (encoders + 1) * train
     if settings.epochs != 0:
         total += encoders * (settings.epochs_for(train) * train + test)

@@ -39,11 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help=text)
     scored = parser.add_argument_group("what is scored")
     for name, metavar, text in (
-        (
-            "labelled",
-            "FILE",
-            "JSON lines, CSV or Parquet with texts, or pairs of texts, and labels",
-        ),
+        ("labelled", "FILE", "JSON lines, CSV or Parquet with texts, or pairs of them, and labels"),
         ("test", "FILE", "test on this file, and train on all of --labelled"),
         ("pairs", "FILE", "pairs of texts with a number that tells how similar they are"),
         ("against", "DIR", "directory of another model to compare with"),
@@ -192,9 +188,8 @@ def _labelled(
     embedded = pace.start("embedding", "texts", columns * len(encoders) * len(examples.texts))
     fitted = pace.start("fitting", "examples", examples_fitted(examples, settings, len(encoders)))
     scores = score_all(encoders, examples, settings, embedded, fitted)
-    train_rows, test_rows = examples.split(1)
-    names = [each.name for each in encoders]
-    summary = summarize(scores, names, examples.ratio, len(test_rows))
+    train_rows, test_rows, _ = examples.split(1)
+    summary = summarize(scores, [each.name for each in encoders], examples.ratio, len(test_rows))
     counts = {"train": len(train_rows), "test": len(test_rows)}
     return {**counts, "classes": len(set(labelled.values)), **summary}
 

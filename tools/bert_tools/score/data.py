@@ -8,8 +8,9 @@ import csv
 import io
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,13 +110,15 @@ def _read(path: Path, fields: Fields, *, needs_pair: bool) -> Texts:
     firsts: list[str] = []
     seconds: list[str] = []
     values: list[str] = []
-    pair = fields.pair or (PAIR_FIELD if needs_pair else None)
+    pair = fields.pair or PAIR_FIELD
     is_number = fields.value_option == "--number-field"
     for where, row in _rows(path):
-        if not firsts and pair is None and PAIR_FIELD in row:
-            pair = PAIR_FIELD
+        is_pair = needs_pair or fields.pair is not None or not _is_empty(row.get(pair))
+        if firsts and is_pair != bool(seconds):
+            problem = f"has {'a' if is_pair else 'no'} second text, unlike the examples before it"
+            raise DataError(where, problem, f"fill in {in_brief(pair)} in all examples or in none")
         firsts.append(_text(where, row, fields.text, "--text-field"))
-        if pair is not None:
+        if is_pair:
             seconds.append(_text(where, row, pair, "--pair-field"))
         value = _value(where, row, fields)
         if is_number and not _is_finite(value):
@@ -137,18 +140,26 @@ def _field(where: str, row: Mapping[str, Any], name: str, option: str) -> Any:
 
 def _text(where: str, row: Mapping[str, Any], name: str, option: str) -> str:
     value = _field(where, row, name, option)
-    if isinstance(value, str) and value.strip():
+    if _is_empty(value):
+        problem, remedy = "is empty", "remove this example"
+    elif not isinstance(value, str):
+        problem = f"is {in_brief(value)}, not a text"
+        remedy = f"name the field of the text with {option}"
+    elif re.search("[\ud800-\udfff]", value):
+        problem, remedy = "contains half of a character, such as \\ud800", "write both halves"
+    else:
         return value
-    is_empty = isinstance(value, str) or value is None or value != value  # NaN of pandas
-    problem = "is empty" if is_empty else f"is {in_brief(value)}, not a text"
-    remedy = "remove this example" if is_empty else f"name the field of the text with {option}"
     raise DataError(where, f"the field {in_brief(name)} {problem}", remedy)
+
+
+def _is_empty(value: Any) -> bool:
+    is_blank = isinstance(value, str) and not value.strip()
+    return is_blank or value is None or value != value  # NaN of pandas
 
 
 def _value(where: str, row: Mapping[str, Any], fields: Fields) -> str:
     value = _field(where, row, fields.value, fields.value_option)
-    is_nan = isinstance(value, float) and math.isnan(value)
-    if isinstance(value, str | int | float) and not is_nan and str(value).strip():
+    if isinstance(value, str | int | float) and not _is_empty(value):
         return str(value).strip()
     problem = f"the field {in_brief(fields.value)} is {in_brief(value)}"
     raise DataError(where, problem, "write a word or a number there, or remove this example")
@@ -198,12 +209,11 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+    csv.field_size_limit(MAX_BYTES)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    number = 1
     try:
         for row in reader:
-            number = reader.line_num
-            where = f"{path}: line {number}"
+            where = f"{path}: line {reader.line_num}"
             if None in row or None in row.values():
                 problem = f"does not have the {len(reader.fieldnames or ())} fields of the header"
                 raise DataError(where, problem, "quote fields that contain commas")
@@ -222,9 +232,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
     with open_regular_file(path) as file:
         try:
-            rows: Sequence[Mapping[str, Any]] = (
-                ParquetFile(file).read(use_threads=False).to_pylist()
-            )
+            rows = ParquetFile(file).read(use_threads=False).to_pylist()
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             problem = f"is not a whole Parquet file ({in_brief(str(error))})"
             raise DataError(where, problem, "write or copy the file again") from None

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
-from mlperf_bert.checkpoint.weights_directory import HUGGINGFACE, check_directory
+from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST, checkpoints_inside
+from mlperf_bert.checkpoint.weights_directory import HUB_NAME, check_directory
 from mlperf_bert.errors import CheckpointError, one_line, typed
 from mlperf_bert.files import is_there
 
@@ -25,7 +25,7 @@ Vectors = npt.NDArray[np.float32]
 BATCH = 32  # texts that are embedded together
 _CONFIG, _EXPORTED = "config.json", "exported"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
-_OF_A_RUN = (".", "checkpoints", "run_0/checkpoints", "run/run_0/checkpoints")
+_SAVED = "pass one written by save_pretrained(), with config.json and model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,8 @@ class Encoder:
     def tokens(self, firsts: Sequence[str], seconds: Sequence[str] | None) -> Any:
         """Return the padded inputs of a batch. A pair of texts is one sequence."""
         pair = None if seconds is None else list(seconds)
-        found = self.tokenizer(
-            list(firsts),
-            pair,
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_tensors="pt",
-        )
+        options = {"padding": True, "truncation": True, "return_tensors": "pt"}
+        found = self.tokenizer(list(firsts), pair, max_length=self.max_length, **options)
         return found.to(self.model.device)
 
     def embed(self, texts: Sequence[str], advance: Callable[[int], None]) -> Vectors:
@@ -73,10 +67,9 @@ class Encoder:
         advance(0)
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
+            inputs = self.tokens([texts[row] for row in rows], None)
             with torch.inference_mode():
-                vectors[rows] = pooled(
-                    self.model, self.tokens([texts[i] for i in rows], None)
-                ).cpu()
+                vectors[rows] = pooled(self.model, inputs).cpu()
             advance(len(rows))
         if not np.isfinite(vectors).all():
             problem = "computes vectors that are not finite"
@@ -97,11 +90,13 @@ def check_model(path: Path) -> None:
 
     For a run or a checkpoint of this program, the error contains the command that exports it.
     """
-    check_directory(path, HUGGINGFACE)
+    files = str(path).replace("@", " --revision ")
+    download = f"download it with `hf download {files} --local-dir DIR`, and pass DIR"
+    check_directory(path, download if HUB_NAME.fullmatch(str(path)) else _SAVED)
     if is_there(path / _EXPORTED / _CONFIG):
         problem = "contains a run and its exported model"
         raise CheckpointError(str(path), problem, f"pass {path / _EXPORTED}")
-    for folder in (path / each for each in _OF_A_RUN):
+    for folder in filter(None, (path, checkpoints_inside(path))):
         if is_there(folder / MANIFEST) or is_there(folder / LATEST):
             out = path.parent / f"{path.absolute().name}-exported"
             command = typed("export", folder, "--to", "huggingface", "--out", out)
@@ -109,7 +104,7 @@ def check_model(path: Path) -> None:
             remedy = f"export it first with `{command}`, and pass {out}"
             raise CheckpointError(str(path), problem, remedy)
     if not is_there(path / _CONFIG):
-        raise CheckpointError(str(path), f"has no {_CONFIG}", HUGGINGFACE)
+        raise CheckpointError(str(path), f"has no {_CONFIG}", _SAVED)
     if not any(is_there(path / name) for name in _TOKENIZERS):
         remedy = f"save the tokenizer there, for example as {_TOKENIZERS[0]}"
         raise CheckpointError(str(path), "has no tokenizer", remedy)
@@ -122,21 +117,21 @@ def load(path: Path, name: str, device: torch.device, max_length: int) -> Encode
     """
     transformers = quiet_transformers()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        safe = {"local_files_only": True, "trust_remote_code": False}  # with None, it would ask
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **safe)
         model, report = transformers.AutoModel.from_pretrained(
-            path,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
+            path, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **safe
         )
     except Exception as error:  # transformers raises errors of many classes for damaged files
         lines = f"{type(error).__name__}: {error}".strip().splitlines()
         problem = f"transformers cannot load it ({one_line(lines[0])[:300]})"
-        raise CheckpointError(str(path), problem, HUGGINGFACE) from None
+        raise CheckpointError(str(path), problem, _SAVED) from None
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    limits = [max_length, tokenizer.model_max_length]
-    limits.append(getattr(model.config, "max_position_embeddings", None) or max_length)
+    rows = getattr(model.config, "max_position_embeddings", None) or max_length
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)  # RoBERTa counts positions from the next row
+    rows -= 0 if padding is None else padding + 1
+    limits = [max_length, tokenizer.model_max_length, rows]
     problem = ""
     if missing:
         problem = f"lacks {len(missing)} weights of its architecture, such as {missing[0]}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.results import aligned, mean_and_half_width, new_figure, quantile_95
@@ -24,7 +25,8 @@ _COLORS, _GREY = ("#2f6db3", "#d9722e"), "#8a8a8a"  # the model, the other model
 class Score:
     """The scores (0 .. 1) of one way of classifying, with one seed.
 
-    `model` is None for a baseline that uses no model.
+    `model` is None for a baseline that uses no model. Means come from the scores on all test
+    examples, and half-widths of intervals from those on a draw, which differ only with --test.
     """
 
     way: str
@@ -32,6 +34,8 @@ class Score:
     seed: int
     accuracy: float
     macro_f1: float
+    drawn_accuracy: float
+    drawn_macro_f1: float
 
     @property
     def method(self) -> str:
@@ -70,6 +74,17 @@ def summarize(
     Each way of each model is compared with the bag of words, and each way of the first model with
     the same way of the other model.
     """
+
+    def intervals(found: list[Score], other: list[Score] | None = None) -> dict[str, Any]:
+        def values(name: str) -> list[float]:
+            less = [getattr(each, name) for each in other] if other else [0.0] * len(found)
+            return [getattr(a, name) - b for a, b in zip(found, less, strict=True)]
+
+        return {
+            name: interval(values(f"drawn_{name}"), ratio, num_test) | {"mean": fmean(values(name))}
+            for name in _MEASURES
+        }
+
     by_method: dict[str, list[Score]] = {}
     for each in scores:
         by_method.setdefault(each.method, []).append(each)
@@ -77,22 +92,12 @@ def summarize(
     differences: list[dict[str, Any]] = []
     for method, found in by_method.items():
         way, model = found[0].way, found[0].model
-        values = {
-            name: interval([getattr(each, name) for each in found], ratio, num_test)
-            for name in _MEASURES
-        }
-        means.append({"method": method, "way": way, "model": model, **values})
+        means.append({"method": method, "way": way, "model": model, **intervals(found)})
         against = [] if model is None else [BAG_OF_WORDS]
         if model == models[0]:
             against += [f"{other}, {way}" for other in models[1:]]
         for other in against:
-            pairs = list(zip(found, by_method[other], strict=True))
-            changes: dict[str, Any] = {
-                name: interval(
-                    [getattr(a, name) - getattr(b, name) for a, b in pairs], ratio, num_test
-                )
-                for name in _MEASURES
-            }
+            changes = intervals(found, by_method[other])
             mean, half = changes["accuracy"]["mean"], changes["accuracy"]["half_width"]
             bounds = (None, None) if half is None else (mean - half, mean + half)
             words = {"method": method, "compared_with": other, "verdict": verdict(*bounds)}
@@ -165,28 +170,24 @@ def conclusion(result: dict[str, Any]) -> list[str]:
 
 def picture(result: dict[str, Any]) -> "Figure":
     """Draw accuracies and rank correlations as bars with their 95% intervals."""
-    bars: list[tuple[str, float, float, float]] = []  # name, value, and the bounds of the interval
+    bars = []  # the name, the model, the value, and the lengths of the interval on both sides
     for each in result.get("labelled", {}).get("means", ()):
         mean, half = each["accuracy"]["mean"], each["accuracy"]["half_width"] or 0.0
-        bars.append((f"{each['method']}: accuracy", mean, mean - half, mean + half))
+        bars.append((f"{each['method']}: accuracy", each["model"], mean, half, half))
     for each in result.get("pairs", {}).get("correlations", ()):
-        name = f"{each['method']}: Spearman"
-        bars.append((name, each["spearman"], each["low"], each["high"]))
-    names, values, lows, highs = zip(*bars, strict=True)
-    owners = [each["name"] for each in (result["model"], result["against"]) if each]
+        name, value = f"{each['method']}: Spearman", each["spearman"]
+        sides = max(0.0, value - each["low"]), max(0.0, each["high"] - value)
+        bars.append((name, each["method"], value, *sides))
+    names, owners, values, *sides_of_all = zip(*bars, strict=True)
+    models = [each["name"] for each in (result["model"], result["against"]) if each]
+    colors = dict(zip(models, _COLORS, strict=False))
     figure = new_figure(8, 0.6 + 0.35 * len(bars))
     axes = figure.subplots()
     axes.barh(
         names,
         values,
-        xerr=[
-            [max(0.0, value - low) for value, low in zip(values, lows, strict=True)],
-            [max(0.0, high - value) for value, high in zip(values, highs, strict=True)],
-        ],
-        color=[
-            next((c for c, o in zip(_COLORS, owners, strict=False) if name.startswith(o)), _GREY)
-            for name in names
-        ],
+        xerr=sides_of_all,
+        color=[colors.get(owner, _GREY) for owner in owners],
         error_kw={"capsize": 3},
     )
     axes.invert_yaxis()

@@ -1,14 +1,14 @@
 """Compares the cosine similarity of pairs of texts with the numbers that people gave them."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 from scipy.stats import rankdata
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.metrics.pairwise import paired_cosine_distances
+from sklearn.preprocessing import normalize
 
 from bert_tools.score.data import Texts
 from bert_tools.score.encoder import Encoder
@@ -16,6 +16,7 @@ from bert_tools.score.report import TFIDF_COSINE
 from mlperf_bert.seeds import derive_seed
 
 DRAWS = 1000
+TOKEN = r"(?u)\b\w+\b|[^\w\s]"  # a word, or a sign such as an emoji, so that no text is empty
 _Numbers = npt.NDArray[np.float64]
 
 
@@ -31,15 +32,12 @@ def score_pairs(
     one.
     """
     assert texts.seconds is not None
-    words = TfidfVectorizer(sublinear_tf=True).fit([*texts.firsts, *texts.seconds])
-    ways: dict[str, Callable[[list[str]], Any]] = {
-        each.name: partial(each.embed, advance=advance) for each in encoders
+    columns = texts.firsts, texts.seconds
+    cosines = {
+        each.name: cosine(*(each.embed(column, advance) for column in columns)) for each in encoders
     }
-    ways[TFIDF_COSINE] = words.transform
-    cosines = {  # rounded, so that equal cosines stay ties
-        name: np.round(1 - paired_cosine_distances(embed(texts.firsts), embed(texts.seconds)), 6)
-        for name, embed in ways.items()
-    }
+    cosines[TFIDF_COSINE] = tfidf_cosine(*columns)
+    cosines = {name: values.round(6) for name, values in cosines.items()}  # equal ones stay ties
     wanted = np.array(numbers)
     rng = np.random.default_rng(derive_seed(1, "bootstrap"))
     draws = rng.integers(len(wanted), size=(DRAWS, len(wanted)))
@@ -64,6 +62,19 @@ def score_pairs(
             if name != model
         ],
     }
+
+
+def cosine(first: Any, second: Any) -> _Numbers:
+    """Return the cosine of each pair of rows, dense or sparse [N, H]. It is 0 if a row is 0."""
+    first, second = normalize(first), normalize(second)
+    products = first.multiply(second) if scipy.sparse.issparse(first) else first * second
+    return np.asarray(products.sum(1), dtype=np.float64).ravel()
+
+
+def tfidf_cosine(firsts: Sequence[str], seconds: Sequence[str]) -> _Numbers:
+    """Return the cosine of the tf-idf weights of each pair of texts."""
+    words = TfidfVectorizer(sublinear_tf=True, token_pattern=TOKEN).fit([*firsts, *seconds])
+    return cosine(words.transform(firsts), words.transform(seconds))
 
 
 def spearman(values: _Numbers, wanted: _Numbers) -> float:

@@ -188,11 +188,21 @@ def resolve(directory: Path) -> Path:
     return directory / name
 
 
+def checkpoints_inside(directory: Path) -> Path | None:
+    """Return the checkpoints of the run, or of the last phase with any, in a directory, or None."""
+    found = [directory]
+    for folder in (directory, directory / "run"):
+        runs = [name for name in names_in(folder) if re.fullmatch(r"run_[0-9]+", name)]
+        runs.sort(key=lambda name: int(name[4:]), reverse=True)
+        found += [folder / name for name in runs]
+    return next((each / OF_A_RUN for each in found if is_file(each / OF_A_RUN / LATEST)), None)
+
+
 def _instead_of(directory: Path) -> str:
     """Return a remedy that says what to pass instead of a path that is not a checkpoint."""
-    for inside in (OF_A_RUN, f"run_0/{OF_A_RUN}", f"run/run_0/{OF_A_RUN}"):
-        if is_file(directory / inside / LATEST):
-            return f"pass {directory / inside}"
+    inside = checkpoints_inside(directory)
+    if inside is not None:
+        return f"pass {inside}"
     command = typed("convert", directory, "--from", "huggingface", "--out", "NEW")
     if is_file(directory / "config.json"):
         return f"convert it with `{command}`, and pass NEW"

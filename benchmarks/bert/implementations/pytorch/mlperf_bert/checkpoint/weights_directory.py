@@ -55,7 +55,8 @@ def check_directory(path: Path, remedy: str) -> None:
         raise CheckpointError(str(path), "is not a directory", remedy)
     similar = _similar(path)
     suggestion = remedy if similar is None else f"did you mean {similar}?"
-    if remedy in (HUGGINGFACE, EITHER) and HUB_NAME.fullmatch(str(path)):
+    accepts_names = remedy in (HUGGINGFACE, EITHER) and "@" not in str(path)
+    if accepts_names and HUB_NAME.fullmatch(str(path)):
         suggestion += f" (for the published model of this name, pass {path}@main)"
     raise CheckpointError(str(path), "no such directory", suggestion)
 
