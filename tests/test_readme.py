@@ -19,7 +19,10 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:<!-- not tested: (\w+) -->\n)?```sh\n(.*?)```", re.DOTALL)
 ROW = re.compile(r"^\| [^|]+ \| `([^`]+)`[^|]* \| \[", re.MULTILINE)
 FULL_RUN = "./run_and_time.sh"
-NEEDS_MORE = ("sbatch ", "mlperf_bert tune ", "mlperf_bert pretrain ", "mlperf_bert score ")
+NEEDS_MORE = (
+    "sbatch ",
+    *(f"mlperf_bert {name} " for name in ("tune", "pretrain", "score", "phases")),
+)
 PROGRAM = "mlperf_bert "
 LONG = ("bench ", "squad ", "verify ", "doctor", "package ")
 
