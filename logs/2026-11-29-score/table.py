@@ -7,6 +7,7 @@ from typing import Any
 from bert_tools.common.results import markdown
 
 SETS = ("family", "order", "same")
+LONGER = "6,000 steps: "  # before the names of methods of the encoder that was trained longer
 
 
 def with_interval(found: dict[str, Any]) -> str:
@@ -18,10 +19,18 @@ def main() -> None:
     """Print one row per method, with the accuracy on each set, and Spearman's correlation."""
     folder = Path(__file__).parent
     results = {name: json.loads((folder / name / "score.json").read_text()) for name in SETS}
+    longer = {name: json.loads((folder / "longer" / f"{name}.json").read_text()) for name in SETS}
     rows: dict[str, dict[str, str]] = {}
-    for name, result in results.items():
-        for each in result["labelled"]["means"]:
-            rows.setdefault(each["method"], {})[name] = with_interval(each["accuracy"])
+    for measured, prefix in ((longer, LONGER), (results, "")):
+        for name, result in measured.items():
+            for each in result["labelled"]["means"]:
+                if not prefix or each["method"].startswith("exported"):
+                    row = rows.setdefault(prefix + each["method"], {})
+                    row[name] = with_interval(each["accuracy"])
+    (found,) = [e for e in longer["same"]["pairs"]["correlations"] if e["method"] == "exported"]
+    rows[f"{LONGER}exported, frozen features"]["graded"] = (
+        f"{found['spearman']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+    )
     for each in results["same"]["pairs"]["correlations"]:
         row = {"tf-idf cosine": "bag of words"}.get(each["method"])
         bounds = f"{each['low']:.2f} to {each['high']:.2f}"
