@@ -170,9 +170,10 @@ install_locked() {
     for extra in ${extras[@]+"${extras[@]}"}; do words+=(--extra "$extra"); done
     ticking "echo asking the package index for torch" choose
     "$venv/bin/python" "$root/tools/lock.py" select "$work" ${words[@]+"${words[@]}"} ${build:+--torch "$build"} || exit
-    # Sizes of the wheels for Linux on x86-64 without an extra, measured on 2026-11-23.
+    # Sizes of the wheels for Linux on x86-64 without an extra, measured on 2026-11-23 without CUDA,
+    # and with CUDA on 2026-11-29, which is what torch 2.14.1 takes.
     download="about 340 MB from the network" on_disk=1400
-    [ "$build" = cpu ] || { download="about 2,900 MB from the network" on_disk=; }
+    [ "$build" = cpu ] || { download="about 3,100 MB from the network" on_disk=6200; }
     if [ ${#extras[@]} = 0 ]; then
         echo "installing packages into $name (once), $download${on_disk:+, $on_disk MB on disk}; $why"
     elif [ -e "$venv/installed" ]; then

@@ -166,7 +166,7 @@ def test_which_torch_and_by_what(install, programs, tree):
     stamp.unlink()
     of_cuda, _ = install()
     assert "no package index here has a CPU build (TORCH_INDEX can add one)" in of_cuda.stdout
-    assert of_cuda.stdout.startswith("installing packages into .venv (once), about 2,900 MB")
+    assert of_cuda.stdout.startswith("installing packages into .venv (once), about 3,100 MB")
     stamp.unlink()
     write_program(programs / "uv", UV)
     by_both, asked = install(DRY="0")

@@ -50,7 +50,7 @@ def open_huggingface(folder: Path) -> Source:
     Only the headers and the JSON files are read. Raises CheckpointError if a file is missing,
     damaged or not supported.
     """
-    check_directory(folder, HUGGINGFACE)
+    check_directory(folder, HUGGINGFACE, accepts_names=True)
     path = folder / CONFIG
     try:
         config = read_json(path, missing="no such file", remedy=REMEDY)

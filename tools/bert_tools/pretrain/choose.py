@@ -107,7 +107,7 @@ def as_checkpoint(given: Path, converted: Path) -> Path:
             raise ConfigError(str(converted), problem, "pass another --out")
         return converted
     if not is_hub_name(given):
-        check_directory(given, EITHER)
+        check_directory(given, EITHER, accepts_names=True)
     source = open_weights(given)
     with ProgressLines().never_silent(lambda: f"converting {given}"):
         plan = plan_conversion(source, None, "draw")

@@ -43,11 +43,12 @@ def is_hub_name(path: Path) -> bool:
     return found[1] is not None or not (is_there(path.parent) or _similar(path))
 
 
-def check_directory(path: Path, remedy: str) -> None:
+def check_directory(path: Path, remedy: str, *, accepts_names: bool = False) -> None:
     """Raise CheckpointError unless `path` is a directory.
 
     If a directory with a similar name exists, the error suggests it. Otherwise the error suggests
-    `remedy`. Raises UnreadableError if the file system fails.
+    `remedy`. If the caller accepts names of published models and `path` looks like one, the error
+    says how to pass the name. Raises UnreadableError if the file system fails.
     """
     if os.path.isdir(path):
         return
@@ -55,8 +56,7 @@ def check_directory(path: Path, remedy: str) -> None:
         raise CheckpointError(str(path), "is not a directory", remedy)
     similar = _similar(path)
     suggestion = remedy if similar is None else f"did you mean {similar}?"
-    accepts_names = remedy in (HUGGINGFACE, EITHER) and "@" not in str(path)
-    if accepts_names and HUB_NAME.fullmatch(str(path)):
+    if accepts_names and "@" not in str(path) and HUB_NAME.fullmatch(str(path)):
         suggestion += f" (for the published model of this name, pass {path}@main)"
     raise CheckpointError(str(path), "no such directory", suggestion)
 
