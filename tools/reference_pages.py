@@ -9,13 +9,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 
-from mlperf_bert.__main__ import COMMANDS, make_parser
+from mlperf_bert.__main__ import COMMANDS, VARIANTS, make_parser
 from mlperf_bert.arguments import help_of
 from mlperf_bert.config.files import SHIPPED, to_toml
 from mlperf_bert.config.settings import Setting, all_settings, sections
 
 MOST_NAMED = 2  # a cell names up to this many configs, and otherwise only counts them
-OWN_TEXT = ("prepare", "--corpus")  # a source of `prepare` that has options of its own
 
 
 def main() -> int:
@@ -75,8 +74,9 @@ def commands() -> Iterator[str]:
     """
     for name in COMMANDS:
         yield from _command(name, _choices(make_parser([name]))[name])
-        if name == OWN_TEXT[0]:
-            yield from _command(" ".join(OWN_TEXT), _choices(make_parser(OWN_TEXT))[name])
+        for words in VARIANTS:  # options with which a command has other options
+            if name == words[0]:
+                yield from _command(" ".join(words), _choices(make_parser(words))[name])
 
 
 def _choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import STORED_MASKING_RATE
-from mlperf_bert.data.balance import planner_of_lengths
+from mlperf_bert.data.balance import StepPlanner, planner_of_lengths
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.seeds import derive_seed
@@ -84,13 +84,13 @@ def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_
     return counts
 
 
-def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
-    """Return the static shapes to which a run with captured steps pads its micro-batches."""
+def planner_of_run(config: RunConfig) -> StepPlanner:
+    """Return a planner of a run's steps, which draws samples with the published lengths."""
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
     seed = 1 if config.run.seed == "random" else config.run.seed
     count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)
     lengths = real_lengths(count, longest, derive_seed(seed, "planned lengths"))
-    planner = planner_of_lengths(
+    return planner_of_lengths(
         config,
         seed,
         lengths.astype(np.uint16),
@@ -98,4 +98,14 @@ def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
         np.argsort(lengths, kind="stable"),
         np.bincount(lengths, minlength=longest + 1).tolist(),
     )
-    return plan_shapes(planner, config.max_steps, max_seqlen=longest, max_masked=most_masked)
+
+
+def run_shapes(config: RunConfig) -> tuple[StaticShape, ...]:
+    """Return the static shapes to which a run with captured steps pads its micro-batches."""
+    return shapes_of_planner(config, planner_of_run(config))
+
+
+def shapes_of_planner(config: RunConfig, planner: StepPlanner) -> tuple[StaticShape, ...]:
+    """Return the static shapes of a run with captured steps, whose steps `planner` plans."""
+    limits = {"max_seqlen": config.data.max_seq_length, "max_masked": config.data.max_predictions}
+    return plan_shapes(planner, config.max_steps, **limits)

@@ -24,8 +24,8 @@ _USUAL_NODE = 8  # accelerators of the node to which `nics` in the table refers
 class Accelerator:
     """An accelerator and the network of its usual node, as given by a row of `accelerators.csv`.
 
-    Rates are peak rates: TFLOP/s of dense matrix products, and GB/s (10^9 bytes per second) in one
-    direction.
+    `memory_gib` is the accelerator's memory in GiB. Rates are peak rates: TFLOP/s of dense matrix
+    products, and GB/s (10^9 bytes per second) in one direction.
     """
 
     name: AcceleratorName
@@ -34,6 +34,7 @@ class Accelerator:
     matrix_fp32_tflops: float
     multiprocessors: int
     memory_gb_s: float
+    memory_gib: int
     link_gb_s: float
     link_gpus: int
     nics: int

@@ -83,7 +83,10 @@ COMMANDS = {
 }
 
 # Options that select another module for a command.
-VARIANTS = {("prepare", "--corpus"): "bert_tools.pretrain.corpus"}
+VARIANTS = {
+    ("prepare", "--corpus"): "bert_tools.pretrain.corpus",
+    ("train", "--rehearse"): "bert_tools.rehearse.cli",
+}
 
 
 def entry() -> NoReturn:

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "Train until the model reaches the target accuracy of the config. The command reads "
         "prepared data, and writes metrics, an MLPerf log and checkpoints to the run's directory. "
-        "Without a launcher such as SLURM or torchrun, it starts the ranks of one node itself.",
+        "Without a launcher such as SLURM or torchrun, it starts the ranks of one node itself. To "
+        "check a large run without its cluster, see `train --rehearse RANK --help`.",
         "mlperf_bert train --config cpu_tiny --data my_data --set run.max_steps=500",
     )
     trained = parser.add_argument_group("what to train")
