@@ -163,7 +163,36 @@ def test_ranks_listen_on_the_address_of_the_nodes_alone(hosts, tiny, tmp_path):
     assert sum("command" in entry for entry in entries) == 2
 
 
-def start_task(rank, host, words, audit):
+@pytest.mark.real
+def test_hosts_whose_own_names_are_loopback_addresses(hosts, tiny, tmp_path):
+    """`127.0.1.1 name` in /etc/hosts, as on Ubuntu; the other host's name is in there too."""
+    data, config = tiny
+    words = ["train", "--config", config, "--data", data, "--run-dir", tmp_path / "run"]
+    words += sets_of(*TWO_NODES, "run.max_steps=2")
+    names = ("node1", "node2")
+    with ExitStack() as stack:
+        tasks = []
+        for rank, host in enumerate(hosts):
+            files = Path("/etc/netns") / host  # which `ip netns exec` mounts over those in /etc
+            files.mkdir(parents=True)
+            stack.callback(shutil.rmtree, files)
+            other = f"{ADDRESSES[1 - rank]} {names[1 - rank]}"
+            files.joinpath("hosts").write_text(
+                f"127.0.0.1 localhost\n127.0.1.1 {names[rank]}\n{other}\n"
+            )
+            environ = {
+                "SLURMD_NODENAME": names[rank],
+                "SLURM_STEP_NODELIST": "node[1-2]",
+                "SLURM_LAUNCH_NODE_IPADDR": ADDRESSES[0],
+            }
+            tasks.append(start_task(rank, host, words, tmp_path / "audit.jsonl", **environ))
+        outputs = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [3, 3], outputs
+    assert f"ranks meet at {ADDRESSES[0]}, because node1 is a loopback address here" in outputs[0]
+    assert "ranks meet" not in outputs[1]
+
+
+def start_task(rank, host, words, audit, **more):
     """One of two tasks on two nodes of a SLURM step."""
     environ = {
         **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
@@ -172,7 +201,7 @@ def start_task(rank, host, words, audit):
         "PICKLE_AUDIT": audit,
         "PYTHONPATH": os.pathsep.join(map(str, (HOOK, PACKAGE.parent, TOOLS.parent))),
     }
-    return on_host(host, "-m", "mlperf_bert", *words, **environ)
+    return on_host(host, "-m", "mlperf_bert", *words, **environ | more)
 
 
 def time_of_the_error(process, rank):

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from mlperf_bert.distributed.launch import RankInfo, read_rank_info, warn_if_waiting
+from mlperf_bert.distributed.launch import RankInfo, read_rank_info
+from mlperf_bert.distributed.rendezvous import warn_if_waiting
 from mlperf_bert.errors import ConfigError
 
 ALONE = RankInfo(0, 1, 0, 1, 0, "single")

@@ -12,15 +12,15 @@ import torch.distributed as dist
 from forked_ranks import free_port
 from listening import listeners
 from mlperf_bert.distributed import launch
+from mlperf_bert.distributed import rendezvous as meeting
 from mlperf_bert.distributed.launch import (
     RankInfo,
     choose_device,
     read_rank_info,
-    rendezvous,
     set_cpu_threads,
-    store_of_rank_zero,
 )
 from mlperf_bert.distributed.reader_roles import role_of
+from mlperf_bert.distributed.rendezvous import rendezvous, store_of_rank_zero
 from mlperf_bert.errors import ConfigError, LostRanksError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -119,23 +119,23 @@ def test_a_missing_or_bad_variable_is_named(environ, named):
 def test_a_group_is_joined_over_the_interface_to_rank_zero(of_the_user, chosen, monkeypatch):
     seen = {}
     monkeypatch.setattr(dist, "init_process_group", lambda **options: seen.update(options))
-    monkeypatch.setattr(launch, "store_of_rank_zero", lambda *where: where)
-    monkeypatch.setattr(launch, "own_address", lambda *where: "127.0.0.1")
+    monkeypatch.setattr(meeting, "store_of_rank_zero", lambda *where: where)
+    monkeypatch.setattr(meeting, "own_address", lambda *where: "127.0.0.1")
     monkeypatch.setenv(GLOO, "eth7")
     environ = {"MASTER_PORT": "7", **of_the_user}
-    launch.init_process_group(RANKS[1], torch.device("cpu"), timeout=PATIENCE, environ=environ)
+    meeting.init_process_group(RANKS[1], torch.device("cpu"), timeout=PATIENCE, environ=environ)
     store = ("127.0.0.1", 7, RANKS[1], PATIENCE)
     expected = {"backend": "gloo", "rank": 1, "world_size": 2, "device_id": None}
     assert seen == {**expected, "store": store, "timeout": PATIENCE}
     assert os.environ[GLOO] == chosen
-    assert launch.interface_of("192.0.2.77") is launch.interface_of("2001:db8::77") is None
+    assert meeting.interface_of("192.0.2.77") is meeting.interface_of("2001:db8::77") is None
 
 
 def test_torchrun_may_not_restart_ranks_by_itself():
     environ = {"TORCHELASTIC_MAX_RESTARTS": "1"}
     for rank in (RankInfo(1, 2, 1, 2, 0, "torchrun"), RankInfo(0, 1, 0, 1, 0, "torchrun")):
         with pytest.raises(ConfigError, match=r"RESTARTS: the value is '1'.*--resume auto"):
-            launch.init_process_group(rank, torch.device("cpu"), environ=environ)
+            meeting.init_process_group(rank, torch.device("cpu"), environ=environ)
 
 
 def test_devices_and_backends(monkeypatch):
@@ -218,7 +218,7 @@ def test_every_start_has_a_port_of_its_own(environ, other):
 def test_ranks_of_our_own_launcher_meet_in_a_file(tmp_path):
     before = listeners([os.getpid()])
     rank = RankInfo(0, 2, 0, 2, 0, "local")
-    store = launch.open_store(rank, PATIENCE, {launch.MEETING: str(tmp_path / "store")})
+    store = meeting.open_store(rank, PATIENCE, {launch.MEETING: str(tmp_path / "store")})
     store.set("key", "value")
     assert b"value" in (tmp_path / "store").read_bytes()
     assert listeners([os.getpid()]) == before
@@ -254,6 +254,46 @@ def test_where_rank_zero_does_not_listen_is_one_line(address, message):
             store_of_rank_zero(address, number, RankInfo(0, 2, 0, 1, 0, "mpi"), PATIENCE)
     with pytest.raises(LostRanksError, match=f"rank 1: cannot reach rank 0 .* port {number}"):
         store_of_rank_zero("127.0.0.1", number, RANKS[1], timedelta(seconds=0.1))
+
+
+MINE = {"eth0": b"\x0a\x00\x00\x01", "ib0": b"\x0a\x01\x00\x01", "lo": b"\x7f\x00\x00\x01"}
+OURS = {**STEP, **PORT, "SLURMD_NODENAME": "gpu007", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "environ", "found"),
+    [
+        ("eth0 ib0", {GLOO: "ib0"}, "10.1.0.1"),
+        ("eth0 ib0", {"NCCL_SOCKET_IFNAME": "ib,eth"}, "10.0.0.1"),
+        ("eth0 ib0", {"NCCL_SOCKET_IFNAME": "=ib0"}, "10.1.0.1"),
+        ("eth0", {"NCCL_SOCKET_IFNAME": "^docker", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}, None),
+        ("eth0", {}, None),
+        ("eth0 ib0", {}, r"gpu007 is a loopback .* 10\.0\.0\.1 \(eth0\), 10\.1\.0\.1 \(ib0\)"),
+        ("", {}, "whose other addresses are none"),
+    ],
+)
+def test_a_host_whose_name_is_a_loopback_address(interfaces, environ, found, monkeypatch, capsys):
+    """As with `127.0.1.1 name` in /etc/hosts; the names of other hosts stay names."""
+    here = [(number, name) for number, name in enumerate(["lo", *interfaces.split()])]
+    monkeypatch.setattr(socket, "if_nameindex", lambda: here)
+    monkeypatch.setattr(meeting, "_ipv4_of", MINE.get)
+    resolved = {"gpu007": "127.0.1.1", "gpu008": "10.0.0.2"}
+    answer = socket.AF_INET, socket.SOCK_STREAM, 0, ""
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda name, *_, **__: [(*answer, (resolved[name], 0))]
+    )
+    if found is not None and not found.startswith("10."):
+        with pytest.raises(ConfigError, match=found):
+            meeting_point({**OURS, **environ})
+        return
+    assert meeting_point({**OURS, **environ})[0] == (found or "10.0.0.1")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "because gpu007 is a loopback address here" in said
+    assert ("10.1.0.1 (ib0)" in said) == (found == "10.0.0.1")  # the others are named
+    second = {"SLURMD_NODENAME": "gpu008", "SLURM_PROCID": "8", "SLURM_NODEID": "1"}
+    assert meeting_point({**OURS, **environ, **second})[0] == "gpu007"
+    assert meeting_point({**OURS, **environ, "MASTER_ADDR": "gpu008"})[0] == "gpu008"
+    assert capsys.readouterr().err == ""
 
 
 def process(rank, size, on_node, launcher="mpi"):

@@ -9,7 +9,7 @@ import pytest
 
 from mlperf_bert.distributed import spawn
 from mlperf_bert.distributed.failures import as_lost_ranks
-from mlperf_bert.distributed.launch import check_interfaces, has_address
+from mlperf_bert.distributed.rendezvous import check_interfaces, has_address
 from mlperf_bert.errors import ConfigError
 
 PATIENCE = timedelta(minutes=10)

@@ -27,12 +27,10 @@ from mlperf_bert.distributed.launch import (
     RankInfo,
     choose_device,
     host_name,
-    init_process_group,
     read_rank_info,
     set_cpu_threads,
-    shutdown,
-    warn_if_waiting,
 )
+from mlperf_bert.distributed.rendezvous import init_process_group, shutdown, warn_if_waiting
 from mlperf_bert.distributed.signal_watch import Whereabouts, end_with_parent
 from mlperf_bert.errors import (
     CheckpointError,
