@@ -36,7 +36,9 @@
 #   CONT     container image for SLURM's pyxis (see launch/slurm.sh)    [ranks run on the node itself]
 #   CLEAR_CACHES      1 drops the page cache of every node before each run, and 0 keeps it. Set CACHE_CLEARED=1 if you
 #            dropped it yourself.   [1 if the rules of the closed division are enforced, otherwise 0]
-#   NETWORK_TEST      0 skips the all-reduce test before the first run of a SLURM job   [1]
+#   NETWORK_TEST      0 skips the all-reduce test before the first run of a SLURM job, and warn goes on although the
+#            network is much slower than parallel.network_gb_s of CONFIG.   [1]
+#   SHARP    1 lets the switches of an InfiniBand network sum the gradients of a SLURM job  [0]
 #
 # After a complete run it prints RESULT,bert,<seed>,<seconds>,<user>,<start>. The seconds include start-up.
 # shellcheck disable=SC2034,SC2154 # The files in launch/ share these variables.
@@ -60,8 +62,8 @@ case ${1:---} in
 *) fail "unknown argument '$1'; put the options of training after --" ;;
 esac
 given= # the caller's variables, for the command that resumes the runs
-for name in CONFIG DATADIR INIT_CHECKPOINT STAGEDIR NEXP SEED PYTHON CONT CLEAR_CACHES NETWORK_TEST MASTER_ADDR \
-    MASTER_PORT; do
+for name in CONFIG DATADIR INIT_CHECKPOINT STAGEDIR NEXP SEED PYTHON CONT MOUNTS SRUN_OPTIONS CLEAR_CACHES \
+    NETWORK_TEST SHARP MASTER_ADDR MASTER_PORT; do
     [ -z "${!name:-}" ] || given+=" $name=$(printf %q "${!name}")"
 done
 CONFIG=${CONFIG:-cpu_tiny} NEXP=${NEXP:-1}
@@ -94,6 +96,9 @@ done
 [[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP: '$NEXP' is not a positive integer; set it to the number of runs"
 [[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED: '$SEED' is not a non-negative integer of at most 18 digits; set it to such a number, or unset it"
 [[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES: '$CLEAR_CACHES' is neither 1 nor 0; set it to 1 or 0, or unset it"
+[[ ${SHARP:-0} =~ ^[01]$ ]] || fail "SHARP: '$SHARP' is neither 1 nor 0; set it to 1 or 0, or unset it"
+[[ ${NETWORK_TEST:-1} =~ ^([01]|warn)$ ]] ||
+    fail "NETWORK_TEST: '$NETWORK_TEST' is not 1, 0 or warn; set it to one of these, or unset it"
 [ "$RESUME" != none ] || [ -z "${INIT_CHECKPOINT:-}" ] || [ -d "$INIT_CHECKPOINT" ] ||
     fail "INIT_CHECKPOINT: no such directory '$INIT_CHECKPOINT'; create one with mlperf_bert convert"
 [ -z "${DATADIR:-}" ] || [ -d "$DATADIR" ] ||

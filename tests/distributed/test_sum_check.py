@@ -13,14 +13,15 @@ import torch.distributed as dist
 
 from forked_ranks import run_ranks
 from mlperf_bert.__main__ import entry, main
-from mlperf_bert.distributed import session
+from mlperf_bert.distributed import sum_check
 from mlperf_bert.distributed.launch import RankInfo, read_rank_info
 from support import mlperf_records, sets_of
 
 MISTAKE, LOST = 2, 70
 WRONG = r"gloo: the all-reduce computed wrong sums on rank 1 on \S+; look for a broken GPU, .*"
 RIGHT = (
-    r"all-reduce: 3 ranks over gloo: all sums are exact, bus .* [\d.]+ GB/s \(64 MiB in [\d.]+ ms\)"
+    r"all-reduce: 3 ranks with gloo over \S+: all sums are exact, bus bandwidth [\d.]+ GB/s "
+    r"\(64 MiB in [\d.]+ ms\)"
 )
 
 
@@ -66,7 +67,7 @@ def test_right_sums_are_one_line_with_the_rate(tiny_config):
 
 def test_one_rank_has_nothing_to_sum(tiny_config, capsys):
     alone = RankInfo(0, 1, 0, 1, 0, "single")
-    assert session.check_sums(alone, torch.device("cpu")) == 0.0
+    assert sum_check.check_sums(alone, torch.device("cpu")) == 0.0
     assert main(["network-test", "--config", str(tiny_config)]) == 0
     assert (
         capsys.readouterr().out
@@ -75,7 +76,7 @@ def test_one_rank_has_nothing_to_sum(tiny_config, capsys):
 
 
 def test_sums_of_very_many_ranks_are_whole_numbers_of_fp32():
-    largest = sum(map(session._factor, range(14_000))) * session._LARGEST_NUMBER
+    largest = sum(map(sum_check._factor, range(14_000))) * sum_check._LARGEST_NUMBER
     assert largest < 2**24
 
 

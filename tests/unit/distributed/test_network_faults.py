@@ -9,7 +9,7 @@ import pytest
 
 from mlperf_bert.distributed import spawn
 from mlperf_bert.distributed.failures import as_lost_ranks
-from mlperf_bert.distributed.rendezvous import check_interfaces, has_address
+from mlperf_bert.distributed.rendezvous import check_interfaces, has_address, transport
 from mlperf_bert.errors import ConfigError
 
 PATIENCE = timedelta(minutes=10)
@@ -91,3 +91,25 @@ SAID = {  # an error of a collective, and what is said of it
 def test_no_time_is_named_that_did_not_pass(text):
     error = as_lost_ranks(RuntimeError(text), "rank 0", PATIENCE)
     assert error.args[1] == SAID[text]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "n:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
+            "n:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_3:1/IB [RO]; OOB eth0<0>\n"
+            "n:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA\n",
+            "nccl over IB (mlx5_0, mlx5_3), directly from GPU memory",
+        ),
+        (
+            "n:1:1 [0] NCCL INFO NET/IB : No device found.\n"
+            "n:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]ib0:10.1.0.1<0>\n",
+            "nccl over Socket (eth0, ib0)",
+        ),
+        ("", "nccl over an unknown network"),
+    ],
+)
+def test_what_nccl_wrote_names_its_network(lines, said):
+    assert transport("nccl", lines) == said
+    assert transport("gloo", lines, {"GLOO_SOCKET_IFNAME": "eth7"}) == "gloo over eth7"

@@ -28,6 +28,7 @@ while [ $# -gt 0 ] && [ "$1" != "$PYTHON" ]; do shift; done # a container's word
 case "$*" in *" -m mlperf_bert train "*) ;; *" config "* | *" prepare "*) exec "$@" ;; esac
 """
 DGX = CONFIGS / "dgxa100_2x8x48x1.toml"
+LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
 
 
 @pytest.fixture
@@ -166,6 +167,8 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
         ("INIT_CHECKPOINT", "none", "INIT_CHECKPOINT: no such directory 'none'"),
         ("DATADIR", "", f"DATADIR: not set, but {DGX} needs prepared data; create the data"),
         ("STAGEDIR", "none", "STAGEDIR: 'none' is a relative path; set it to an absolute path"),
+        ("NETWORK_TEST", "no", "NETWORK_TEST: 'no' is not 1, 0 or warn; set it to one of these"),
+        ("SHARP", "yes", "SHARP: 'yes' is neither 1 nor 0; set it to 1 or 0, or unset it"),
         ("RESUME", "none.such", "RESUME: no such directory 'none.such'; set it to none, auto, or"),
     ],
 )
@@ -213,3 +216,54 @@ def test_a_failed_network_stops_before_training(job):
     assert done.returncode == 1
     assert "the all-reduce of the ranks failed, as shown above; fix the network" in done.stderr
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("given", "option"), [("1", ""), ("warn", " --warn"), ("0", None)])
+def test_a_slow_network_is_an_error_a_warning_or_not_looked_at(job, given, option):
+    _, asked = run({**job, "NETWORK_TEST": given})
+    tests = [line for line in asked if "network-test" in line]
+    assert len(tests) == (option is not None)
+    assert all(line.endswith(f"--config {DGX}{option}") for line in tests)
+
+
+def test_adapters_for_training_are_those_beside_a_gpu(tmp_path):
+    """As on a DGX A100: a PCIe switch with two GPUs and two adapters, and adapters for storage."""
+    devices, drivers = tmp_path / "devices", tmp_path / "bus/pci/drivers/nvidia"
+    adapters = tmp_path / "class/infiniband"
+    drivers.mkdir(parents=True)
+    adapters.mkdir(parents=True)
+    places = {
+        "0000:07:00.0": "pci0000:00/0000:00:01.1/0000:01:00.0/0000:07:00.0",
+        "mlx5_0": "pci0000:00/0000:00:01.1/0000:01:00.0/0000:0c:00.0",
+        "mlx5_1": "pci0000:00/0000:00:01.1/0000:01:00.0/0000:12:00.0",  # its cable is out
+        "mlx5_4": "pci0000:60/0000:60:03.1/0000:61:00.0",  # for storage
+        "mlx5_9": "pci0000:00/0000:00:01.2/0000:0d:00.0",  # another root port
+        "mlx5_10": "pci0000:00/0000:00:01.1/0000:01:00.0/0000:13:00.0",
+        "mlx5_bond": "pci0000:90",  # as in a virtual machine
+    }
+    for name, place in places.items():
+        (devices / place).mkdir(parents=True, exist_ok=True)
+        if name.startswith("0000"):
+            (drivers / name).symlink_to(devices / place)
+            continue
+        (adapters / name / "ports/1").mkdir(parents=True)
+        state = "1: DOWN" if name == "mlx5_1" else "4: ACTIVE"
+        (adapters / name / "ports/1/state").write_text(f"{state}\n")
+        (adapters / name / "device").symlink_to(devices / place)
+    (tmp_path / "infiniband").mkdir()
+    for name in ("uverbs0", "uverbs1", "rdma_cm", "issm0"):
+        (tmp_path / "infiniband" / name).touch()
+
+    def infiniband(command, **environ):
+        source = f". {REPOSITORY}/{LAUNCH}/infiniband.sh; {command}"
+        return run_process("bash", "-euc", source, **environ).stdout
+
+    assert infiniband(f"compute_adapters {tmp_path}").split() == ["mlx5_0,mlx5_10"]
+    (drivers / "0000:07:00.0").unlink()
+    assert infiniband(f"compute_adapters {tmp_path}").split() == []
+    mounts = [f"{tmp_path}/infiniband/{name}" for name in ("uverbs0", "uverbs1", "rdma_cm")]
+    expected = "".join(f",{path}:{path}" for path in mounts)
+    assert infiniband(f"device_mounts {tmp_path}") == expected
+    shown = "echo $NCCL_IB_HCA $NCCL_COLLNET_ENABLE $NCCL_GRAPH_REGISTER $MELLANOX_VISIBLE_DEVICES"
+    given = {"NCCL_IB_HCA": "mlx5_7", "SHARP": "1", "CONT": "image"}
+    assert infiniband(shown, **given).split() == ["mlx5_7", "1", "1", "all"]

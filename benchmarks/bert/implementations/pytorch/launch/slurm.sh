@@ -5,6 +5,8 @@
 #                  is imported on every node
 #   MOUNTS         more directories that the container sees, separated by commas
 #   SRUN_OPTIONS   more options for srun, such as --mpi=pmi2
+#
+# The variables for InfiniBand are in infiniband.sh.
 
 [ -n "${SLURM_JOB_NUM_NODES:-}" ] ||
     fail "SLURM_JOB_NUM_NODES: not set although SLURM_JOB_ID is; start in a SLURM job, or unset SLURM_JOB_ID"
@@ -15,6 +17,9 @@ passed_on=USR1 # At SIGTERM, srun kills the ranks instead of passing the signal 
 read -r -a srun_options <<<"${SRUN_OPTIONS:-}"
 step=(srun --kill-on-bad-exit=1 --cpu-bind=none ${srun_options[@]+"${srun_options[@]}"})
 nodes=("${step[@]}" --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
+
+# shellcheck source=infiniband.sh
+. "$root/$launch/infiniband.sh"
 
 if [ -n "${CONT:-}" ]; then
     srun --help 2>&1 | grep -q -e --container-image || fail "CONT: this SLURM has no pyxis plugin to start containers; unset CONT, or install pyxis"
@@ -32,6 +37,7 @@ if [ -n "${CONT:-}" ]; then
     done
     IFS=, read -r -a more <<<"${MOUNTS:-}"
     for seen in ${more[@]+"${more[@]}"}; do binds+=,$seen:$seen; done
+    binds+=$(device_mounts)
     name=mlperf_bert_$SLURM_JOB_ID # The named container is unpacked once per node, for all steps of the job.
     inside=(--container-image="$CONT" --container-name="$name" --container-mounts="$binds"
         --container-workdir="$root" --no-container-mount-home

@@ -2,10 +2,13 @@
 # Sourced by run_and_time.sh before the first run: reads the config, prepares the data, and checks that runs can start.
 
 test_network() { # an all-reduce of all ranks before the clock starts
-    local status=0
-    [ "${NETWORK_TEST:-1}" = 1 ] || return 0
+    local status=0 warn=()
+    case ${NETWORK_TEST:-1} in
+    0) return ;;
+    warn) warn=(--warn) ;;
+    esac
     with_signals "$passed_on" "${ranks[@]}" -m mlperf_bert network-test \
-        --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} || status=$?
+        --config "$CONFIG" ${overrides[@]+"${overrides[@]}"} ${warn[@]+"${warn[@]}"} || status=$?
     case $status in
     0) ;;
     "$MISTAKE" | "$STOPPED" | "$INTERRUPTED" | 129 | 138 | 143) exit "$status" ;; # The test has printed the reason.

@@ -43,9 +43,10 @@ from mlperf_bert.data.set_checks import ContentsCheck, open_data
 from mlperf_bert.distributed.failures import saying_failures
 from mlperf_bert.distributed.launch import RankInfo, host_name
 from mlperf_bert.distributed.reader_roles import MpiProcess
-from mlperf_bert.distributed.session import check_sums, from_all_ranks, on_every_rank
+from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
 from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.distributed.stop_request import StopRequest
+from mlperf_bert.distributed.sum_check import check_sums
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.evaluation.evaluate import Evaluated, Evaluator
 from mlperf_bert.model.bert import check_memory, make_model, tensorflow_name

@@ -379,6 +379,13 @@ class ParallelSection(_Section):
         "Data type in which ranks send gradients. 'as_gradients' keeps their own data type.",
     ] = "as_gradients"
 
+    network_gb_s: Annotated[
+        float | Literal["unknown"],
+        Bounds(1e-6, 1e6),
+        "Bandwidth of a node's network ports in GB/s, in one direction. `network-test` fails if an "
+        "all-reduce over several nodes reaches less than a quarter of it.",
+    ] = "unknown"
+
     @property
     def world_size(self) -> int:
         """Number of ranks of the whole job."""

@@ -249,8 +249,8 @@ def _reachable(address: str, info: RankInfo, environ: Mapping[str, str]) -> str:
     elif info.launcher == "torchrun":
         return address  # torchrun's own store listens on all addresses
     else:
-        names = ", ".join(f"{ip} ({name})" for name, ip in own.items()) or "none"
-        problem = f"{address} is a loopback address on this host, whose other addresses are {names}"
+        there = ", ".join(f"{ip} ({name})" for name, ip in own.items()) or "none"
+        problem = f"{address} is a loopback address on this host, whose other addresses are {there}"
         raise ConfigError("MASTER_ADDR", problem, _NAME_ADDRESS)
     if info.rank == 0:
         others = ", ".join(f"{ip} ({name})" for name, ip in own.items() if ip != found)
@@ -412,3 +412,33 @@ def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
         return first_host(text_of(environ, "SLURM_STEP_NODELIST"))
     problem = "the variable is not set, but the ranks run on several nodes"
     raise ConfigError("MASTER_ADDR", problem, "set MASTER_ADDR to the host of rank 0")
+
+
+def record_nccl(path: Path) -> None:
+    """Let NCCL write to a file which network it uses, unless the user has set NCCL_DEBUG.
+
+    Call this function before the process joins the group.
+    """
+    if "NCCL_DEBUG" not in os.environ:
+        os.environ |= {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET",
+            "NCCL_DEBUG_FILE": str(path),
+        }
+
+
+def transport(backend: str, nccl_log: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return what ranks communicate over, for example "nccl over IB (mlx5_0, mlx5_1)".
+
+    `nccl_log` is the text that NCCL wrote (`record_nccl`), or "" if there is none.
+    """
+    if backend == "gloo":
+        return f"gloo over {environ.get(_GLOO_INTERFACE) or 'the loopback interface'}"
+    used = re.findall(r"NET/(\w+) : Using (\[.*)", nccl_log)
+    if not used:
+        return f"{backend} over an unknown network"
+    # NCCL lists its sockets too if it sends the data over InfiniBand.
+    name, adapters = next((each for each in used if each[0] != "Socket"), used[0])
+    names = ", ".join(re.findall(r"\[\d+\]([\w.-]+)", adapters))
+    direct = ", directly from GPU memory" if "GDRDMA" in nccl_log else ""
+    return f"{backend} over {name} ({names}){direct}"

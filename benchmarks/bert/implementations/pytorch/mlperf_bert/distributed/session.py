@@ -1,16 +1,9 @@
-"""Functions with which a process joins the group of ranks, exchanges values, and leaves the group.
-
-Before training, an all-reduce of known numbers checks that the network and the devices produce
-exact sums. The command `network-test` runs the same check with more bytes, and also measures the
-speed of the network.
-"""
+"""Functions with which a process joins the group of ranks, exchanges values, and leaves it."""
 
 import gc
 import json
 import os
-import statistics
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,7 +19,6 @@ from mlperf_bert.distributed.failures import GRACE, naming_failures, watchdog
 from mlperf_bert.distributed.launch import (
     RankInfo,
     choose_device,
-    host_name,
     read_rank_info,
     set_cpu_threads,
 )
@@ -50,12 +42,6 @@ _NO_RANK = (
     "start all ranks with the same version of this program, and keep the job's ports closed to "
     "other networks"
 )
-_SMALL_BYTES = 4 * 2**20
-_LARGE_BYTES = 64 * 2**20
-_ROUNDS = 3
-# The sums of 14,000 ranks stay below 2**24. In fp32, every integer up to there is exact, so the
-# order in which ranks are added does not matter.
-_LARGEST_NUMBER, _LARGEST_FACTOR = 251, 8
 PATIENCE = timedelta(minutes=10)  # how long commands without a config wait for other ranks
 
 
@@ -192,68 +178,6 @@ def _decode(rank: int, text: Tensor) -> Any:
         return json.loads(text.cpu().numpy().tobytes())
     except (ValueError, RecursionError):
         raise LostRanksError(f"rank {rank}", "this rank sent invalid JSON", _NO_RANK) from None
-
-
-def check_sums(info: RankInfo, device: torch.device, num_bytes: int = _SMALL_BYTES) -> float:
-    """Check an all-reduce of known numbers, and return the seconds that it took on this rank.
-
-    A broken GPU, cable or network card may compute wrong sums without an error, and no other check
-    would notice that. Rank r contributes the numbers 1 to 251 over and over, each multiplied by 1 +
-    r % 8, as `num_bytes` of fp32. The function returns 0 if there is only one rank. All ranks must
-    call it. Raises UserError on all ranks if one of them gets a wrong sum.
-    """
-    if info.world_size == 1:
-        return 0.0
-    backend = dist.get_backend()
-    summed_on = device if backend == "nccl" else torch.device("cpu")
-    numbers = torch.arange(num_bytes // 4, dtype=torch.float32, device=summed_on)
-    numbers.remainder_(_LARGEST_NUMBER).add_(1)
-    sums = numbers * _factor(info.rank)
-    _wait_for(summed_on)
-    start = time.perf_counter()
-    dist.all_reduce(sums)
-    _wait_for(summed_on)
-    seconds = time.perf_counter() - start
-    numbers *= sum(map(_factor, range(info.world_size)))
-    own = "" if torch.equal(sums, numbers) else f"rank {info.rank} on {host_name()}"
-    wrong = list(filter(None, from_all_ranks(info, own)))
-    if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        problem = f"the all-reduce computed wrong sums on {wrong[0]}{more}"
-        remedy = "look for a broken GPU, cable or network card, and exclude its host"
-        error = UserError(backend, problem, remedy)
-        error.is_of_all_ranks = True
-        raise error
-    return seconds
-
-
-def measure_sums(info: RankInfo, device: torch.device) -> str:
-    """Run `check_sums` with 64 MiB three times, and return the speed as one line of text.
-
-    The speed is the bus bandwidth, which is the number of bytes per second that each rank sends and
-    receives. It does not depend on the number of ranks. All ranks must call this function. Raises
-    UserError like `check_sums`.
-    """
-    if info.world_size == 1:
-        return "there is only one rank, so there is nothing to sum"
-    check_sums(info, device)  # creates the connections
-    own = statistics.median(check_sums(info, device, _LARGE_BYTES) for _ in range(_ROUNDS))
-    (slowest,) = max(from_all_ranks(info, [own]))
-    rate = 2 * (info.world_size - 1) / info.world_size * _LARGE_BYTES / max(slowest, 1e-9)
-    return (
-        f"{info.world_size} ranks over {dist.get_backend()}: all sums are exact, bus bandwidth "
-        f"{rate / 1e9:.2f} GB/s ({_LARGE_BYTES // 2**20} MiB in {1e3 * slowest:.1f} ms)"
-    )
-
-
-def _factor(rank: int) -> int:
-    return 1 + rank % _LARGEST_FACTOR
-
-
-def _wait_for(device: torch.device) -> None:
-    """Wait until the device is idle, so that times measured on the host include its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def in_session(
