@@ -8,6 +8,7 @@ import csv
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -345,6 +346,23 @@ def noise() -> Rows:
     return rows
 
 
+SYSTEMS = LOGS.parent / "systems"
+
+
+def system(family: str) -> Rows:
+    """The values of one node and of one GPU of a family, next to the pages that support them."""
+    sources = tomllib.loads((SYSTEMS / "sources.toml").read_text(encoding="utf-8"))
+    names = [f"{family}_n1_pytorch", f"{family}_n1x1_pytorch"]
+    names = [name for name in names if (SYSTEMS / f"{name}.json").exists()]
+    files = [json.loads((SYSTEMS / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+    rows = [["field", *(f"`{name}`" for name in names), "source"]]
+    for field in files[0]:
+        pages = sources[family].get(field, [])
+        links = ", ".join(f"[{page}]({sources['pages'][page]})" for page in pages)
+        rows.append([f"`{field}`", *(file[field] for file in files), links])
+    return rows
+
+
 NOISE = ("noise_scale", "noise_scale_plain")
 TABLES: dict[str, Callable[[], Rows]] = {
     "balance": balance,
@@ -379,6 +397,9 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "suite": lambda: shown_in("2026-11-29-suite/table.md", 0),
     "suite-times": lambda: shown_in("2026-11-29-suite/table.md", 1),
     "ten-runs": ten_runs,
+    "system-dgxa100": lambda: system("dgxa100"),
+    "system-h100": lambda: system("h100"),
+    "system-h200": lambda: system("h200"),
     "tensorflow": lambda: fuzzed(
         "2026-11-22-tensorflow/fuzz.jsonl", "processor_seconds", "processor seconds"
     ),

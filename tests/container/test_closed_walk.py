@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from bert_tools.package.own_checks import UNKNOWN
 from mlperf_bert.config.files import load_config
 from support import CONFIGS, copy_checkout, mlperf_records, run_process
 from tensorflow_cases import (
@@ -93,7 +94,8 @@ def tree(tmp_path_factory):
     (tree / "docker").write_text(DOCKER)
     (tree / "docker").chmod(0o755)
     system = tree / "systems" / "dgxa100_n1_pytorch.json"
-    system.write_text(json.dumps(json.loads(system.read_text()) | {"accelerators_per_node": "1"}))
+    described = json.loads(system.read_text().replace(UNKNOWN, "measured"))
+    system.write_text(json.dumps(described | {"accelerators_per_node": "1"}))
     return tree
 
 

@@ -10,6 +10,7 @@ from bert_tools.package.checkers import Call, judge, scaling_of
 from bert_tools.package.export import export
 from bert_tools.package.own_checks import (
     STATUSES,
+    UNKNOWN,
     check_description,
     check_systems,
     read_description,
@@ -155,6 +156,10 @@ REFUSED = {
         describe_with(accelerators_per_node="16"),
         "used 8 ranks, but systems/.* describes 1 x 16 accelerators",
     ),
+    "not measured": (
+        describe_with(cooling=UNKNOWN, framework=f"PyTorch, version {UNKNOWN}"),
+        rf"{SYSTEM}: does not know cooling, framework; run `mlperf_bert system {OPEN}` on",
+    ),
     "no description": (unlink(SYSTEM), rf"{SYSTEM}: is missing; copy another"),
     "broken description": (write_text(SYSTEM, "{"), rf"^{SYSTEM}: cannot be read \("),
     "dot file": (write_text(f"{RESULTS}/.DS_Store"), r"bert/\.DS_Store: .* a dot; remove it"),
@@ -268,6 +273,7 @@ def test_wrong_values_and_missing_fields():
         (found,) = check_description({**DESCRIPTION, field: value})
         assert found.startswith(field) and problem in found
     assert check_description(DESCRIPTION | {"system_type": "7"}) == []
+    assert check_description(DESCRIPTION | {"host_processors_per_node": UNKNOWN}) == []
     for field in DESCRIPTION.keys() - {"cooling", "other_software_stack"}:  # for MLCommons' checker
         rest = {name: value for name, value in DESCRIPTION.items() if name != field}
         assert check_description(rest) == [f"{field} is missing"]

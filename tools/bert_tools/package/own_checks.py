@@ -29,6 +29,8 @@ STATUSES = (
     "Research, Development, or Internal (RDI)",
 )
 DIVISIONS = ("closed", "open")
+# Part of a value that nobody has measured yet. The command `system` replaces such values.
+UNKNOWN = "unknown until measured"
 
 # Fields that are whole numbers written as strings, with their smallest values.
 _COUNTS = {"number_of_nodes": 1, "host_processors_per_node": 1, "accelerators_per_node": 0}
@@ -128,6 +130,12 @@ def _check_system(tree: Path, system: str) -> tuple[SystemResults, Problems]:
     path, name = tree / "systems" / f"{system}.json", f"systems/{system}.json"
     # `export` has already reported a missing description.
     description, problems = read_description(path, name) if path.exists() else ({}, [])
+    if unknown := unknown_fields(description):
+        problem = f"does not know {', '.join(unknown)}"
+        remedy = (
+            f"run `mlperf_bert system {system}` on this machine, and write the rest into the file"
+        )
+        problems.append(DataError(name, problem, remedy))
     directory = tree / "results" / system / "bert"
     logs = sorted(directory.glob("*"))
     problems += _check_names([log.name for log in logs], f"results/{system}/bert")
@@ -278,7 +286,14 @@ def check_description(description: Mapping[str, object]) -> list[str]:
     return problems
 
 
+def unknown_fields(description: Mapping[str, object]) -> list[str]:
+    """Return the fields of a description whose values contain UNKNOWN, in their order."""
+    return [field for field, value in description.items() if UNKNOWN in str(value)]
+
+
 def _check_value(field: str, value: str) -> list[str]:
+    if (field, value) == ("host_processors_per_node", UNKNOWN):
+        return []
     choices = {"division": DIVISIONS, "status": STATUSES}.get(field)
     if choices and value not in choices:
         return [f"{field} must be one of {', '.join(map(repr, choices))}, not {in_brief(value)}"]

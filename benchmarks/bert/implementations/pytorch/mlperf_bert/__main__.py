@@ -79,6 +79,7 @@ COMMANDS = {
     "squad": ("bert_tools.squad.cli", "fine-tune on SQuAD and compare training engines"),
     "doctor": ("bert_tools.doctor.cli", "check that this machine can train"),
     "report": ("bert_tools.report.cli", "write a report page or TensorBoard scalars of runs"),
+    "system": ("bert_tools.package.system", "measure this machine for its description"),
     "package": ("bert_tools.package.cli", "build, check and score an MLPerf submission"),
 }
 
