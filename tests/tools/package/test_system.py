@@ -107,6 +107,14 @@ def test_known_values_stay_without_programs_and_software_is_replaced(machine, ca
     assert capsys.readouterr().out.endswith("still unknown: nothing\n")
 
 
+def test_a_value_that_nvidia_smi_does_not_know_stays_unknown(machine, capsys):
+    program = machine / "bin" / "nvidia-smi"
+    program.write_text(program.read_text().replace("1980 MHz, 5", "[N/A], [N/A]"))
+    assert main(["system", ONE_GPU]) == 0
+    unknown = unknown_fields(described(machine, ONE_GPU))
+    assert {"accelerator_frequency", "accelerator_host_interconnect"} < set(unknown)
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

@@ -12,12 +12,13 @@ from support import PACKAGE, TOOLS
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMAND = re.compile(r"\bmlperf_bert ([a-z][a-z-]+)([^`;]*)")
-# Options of git, sinfo, sbatch, srun, torchrun, docker, hf, tensorboard and MLPerf's checker.
+# Options of git, sinfo, sbatch, srun, torchrun, docker, hf, tensorboard, nvidia-smi and MLPerf's
+# checker.
 OF_OTHER_PROGRAMS = {
     *("--always", "--dirty", "--abbrev", "--exclude", "--noheader", "--format", "--job-name"),
     *("--ntasks-per-node", "--export", "--max-restarts", "--gpus-per-node", "--gpus-per-task"),
     *("--cpus-per-task", "--cpus", "--gpus", "--logdir", "--log", "--usage", "--editable"),
-    *("--local-dir", "--revision"),
+    *("--local-dir", "--revision", "--query-gpu"),
 }
 # What `pretrain` runs itself, or as a training: a message there must make sense for both.
 SHARED_WITH_PRETRAIN = (

@@ -125,8 +125,10 @@ def _gpu_and_software(gpus: list[list[str]]) -> dict[str, str]:
         versions.append(f"NVIDIA driver {driver}")
         fields["accelerator_model_name"] = name
         fields["accelerator_memory_capacity"] = memory
-        fields["accelerator_frequency"] = f"{int(clock.split()[0]) / 1000:g} GHz (maximum)"
-        fields["accelerator_host_interconnect"] = f"PCIe {generation}.0 x{width}"
+        if clock.endswith(" MHz"):  # unlike "[N/A]"
+            fields["accelerator_frequency"] = f"{int(clock.split()[0]) / 1000:g} GHz (maximum)"
+        if generation.isdecimal():
+            fields["accelerator_host_interconnect"] = f"PCIe {generation}.0 x{width}"
     return fields | {"other_software_stack": ", ".join(versions)}
 
 
