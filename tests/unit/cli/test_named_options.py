@@ -31,7 +31,7 @@ NOT_OF_PRETRAIN = {
     ("mlperf_bert/checkpoint/resume.py", "--resume"): "`--new-run-by` takes its place",
     ("mlperf_bert/checkpoint/resume.py", "--run-dir"): "`--new-run-by` takes its place",
     ("mlperf_bert/checkpoint/manifest.py", "--resume"): "a run of its own has a training state",
-    ("mlperf_bert/distributed/launch.py", "--resume"): "torchrun cannot start it",
+    ("mlperf_bert/distributed/rendezvous.py", "--resume"): "torchrun cannot start it",
     ("mlperf_bert/run", "--resume"): "`--go-on-by` is printed too",
     ("mlperf_bert/run", "--run-dir"): "the message names the directory, which is in --out",
     ("mlperf_bert/run", "--run-index"): "an option of a command for `train`",
