@@ -1,7 +1,7 @@
 """A SLURM cluster of two nodes on this machine: real daemons, started and stopped by a test.
 
-Both nodes are this host, so they differ by SLURM's names and by what is in `local`, each node's own
-disk; the first one's name resolves nowhere: jobs get MASTER_ADDR.
+Both nodes are this host, so they differ by SLURM's names, by what is in `local`, each node's own
+disk, and by /etc/hosts. Jobs get MASTER_ADDR, except one that meets by the first node's name.
 """
 
 import os
@@ -22,8 +22,8 @@ CPUS = 8  # of a node, more than there are: its tasks share those of the machine
 KILL_WAIT_S = 20  # between SIGTERM and SIGKILL
 REQUEUE_S = 5  # for which a job that was requeued is held; 120 unless set
 START_S = 60
-# A slurmd that sees its own directory at one path, and so do the jobs that it starts.
-WITH_OWN_DISK = """mount --bind "$1" "$2" && shift 2 && exec "$@" """
+# A slurmd that sees its own directory and its own /etc/hosts, and so do the jobs that it starts.
+WITH_OWN_FILES = """mount --bind "$1" "$2" && mount --bind "$3" /etc/hosts && shift 3 && exec "$@" """
 
 CONFIGURATION = """
 ClusterName=test
@@ -170,12 +170,29 @@ def started(directory, tree):
         stack.enter_context(_process(["slurmctld", "-D", "-i"], cluster.environ))
         for node in NODES:
             cluster.disk(node).mkdir()
-            private = ["unshare", "--mount", "sh", "-c", WITH_OWN_DISK, "sh"]
-            private += [str(cluster.disk(node)), str(cluster.local)]
+            hosts = directory / f"hosts-{node}"
+            hosts.write_text(_hosts_of(node))
+            private = ["unshare", "--mount", "sh", "-c", WITH_OWN_FILES, "sh"]
+            private += [str(cluster.disk(node)), str(cluster.local), str(hosts)]
             stack.enter_context(_process([*private, "slurmd", "-D", "-N", node], cluster.environ))
         _wait_until_idle(cluster)
         yield cluster
         cluster.run("scancel --full --signal=KILL --state=RUNNING --user=root || true")
+
+
+def address():
+    """An address of this machine that is not a loopback one, with its interface; None if none."""
+    listed = subprocess.run(["ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True)
+    found = re.findall(r"^\d+: (\S+) +inet ([\d.]+)/", listed.stdout, re.MULTILINE)
+    return next(((name, each) for name, each in found if not each.startswith("127.")), None)
+
+
+def _hosts_of(node):
+    """/etc/hosts as Ubuntu has it: the node's own name is a loopback address, and others are not."""
+    lines = [Path("/etc/hosts").read_text(), f"127.0.1.1 {node}"]
+    if found := address():
+        lines += [f"{found[1]} {other}" for other in NODES if other != node]
+    return "\n".join(lines) + "\n"
 
 
 def _wait_until_idle(cluster):
