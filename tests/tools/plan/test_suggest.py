@@ -6,15 +6,18 @@ The reference convergence points are those of the checker of mlperf-logging.
 import math
 import re
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tools.plan.cluster.forecast import simulate
+from bert_tools.plan.cluster.forecast import RunTime, minutes_allowed, simulate, slurm_minutes
+from bert_tools.plan.entries import published_minutes
 from bert_tools.plan.recipes import (
     Recipe,
     knots,
@@ -134,8 +137,33 @@ def test_sizes_with_a_recipe_of_their_own_return_it():
         assert found.name == path.name and found.samples.basis == "published"
 
 
+def test_shipped_configs_have_the_time_limit_that_plan_forecasts():
+    ten_minutes = RunTime(step_ms=500, steps=1000, evaluations=10, evaluation_ms=10_000)
+    assert minutes_allowed(ten_minutes) == 1.5 * 10 + 5
+    closed = 0
+    for path in CONFIGS.glob("*.toml"):
+        config = load_config(path)
+        assert config.run.slurm_minutes == slurm_minutes(config, path.stem), path
+        size = re.match(r"(?:dgx)?(.100|h200)_", path.name)
+        if size and (minutes := published_minutes(size[1].upper(), config.parallel.world_size)):
+            closed += 1
+            assert median(minutes) < config.run.slurm_minutes, path
+    assert closed == 13
+
+
+def test_a_run_without_a_forecast_may_take_all_its_steps():
+    muon = load_config(CONFIGS / "open_muon_h100_1x8x96x4.toml")
+    fewer, more = (
+        replace(muon, run=replace(muon.run, max_steps=steps)) for steps in (10**4, 10**5)
+    )
+    fewer, more = (slurm_minutes(each, "h100") - 5 for each in (fewer, more))
+    assert 9.9 < more / fewer < 10.1
+    assert slurm_minutes(muon, "b200") < slurm_minutes(muon, "a100")
+
+
 @pytest.mark.parametrize(("accelerator", "every"), [("a100", 5), ("h100", 17), ("h200", 23)])
-def test_every_number_of_nodes_has_a_closed_config(accelerator, every):
+def test_every_number_of_nodes_has_a_closed_config(accelerator, every, monkeypatch):
+    monkeypatch.setattr("bert_tools.plan.suggest.slurm_minutes", lambda *_: 240)  # it simulates
     batches = []
     for nodes in (*range(1, 64), *range(64, 1025, every)):
         found = suggest(nodes, 8, accelerator=accelerator)

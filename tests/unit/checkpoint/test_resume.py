@@ -282,7 +282,7 @@ def test_what_would_change_the_run_is_refused(resumed, killed, synthetic_data, t
 
 def test_what_changes_no_number_is_free(resumed, killed, whole):
     free = ("parallel.local_batch_size=8", "parallel.grad_accum_steps=2")
-    free += ("run.log_interval_steps=2", "data.balance=presort_local")
+    free += ("run.log_interval_steps=2", "data.balance=presort_local", "run.slurm_minutes=9")
     assert resumed(*free) == MISSED
     assert metrics_losses(killed)[:16] == metrics_losses(whole)[:16]
     expected = np.reshape(metrics_losses(whole)[16:], (-1, 2)).mean(axis=1)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_tools.plan.cluster.forecast import slurm_minutes
 from bert_tools.plan.recipes import (
     Accelerator,
     Estimate,
@@ -150,9 +151,11 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
     if recipe.warmup_steps:
         for name in ("form", "warmup_steps", "start_warmup_step"):
             sections["schedule"][name] = getattr(recipe, name)
-    size = f"{nodes}x{gpus}x{local_batch_size}x{micro_batches}"
+    name = f"{SYSTEMS[accelerator]}_{nodes}x{gpus}x{local_batch_size}x{micro_batches}.toml"
+    config = config_from_tables(sections, "plan suggest")
+    sections["run"]["slurm_minutes"] = slurm_minutes(config, name, accelerator)
     return Suggestion(
-        name=f"{SYSTEMS[accelerator]}_{size}.toml",
+        name=name,
         accelerator=accelerator,
         sections=sections,
         config=config_from_tables(sections, "plan suggest"),

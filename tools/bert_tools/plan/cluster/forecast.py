@@ -30,7 +30,7 @@ from bert_tools.plan.recipes import Estimate, Recipe, recipe_of, samples_to_targ
 from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.config.files import load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import ModelSection
+from mlperf_bert.config.sections import ModelSection, RunSection
 from mlperf_bert.errors import ConfigError
 
 MAX_RANKS = 200_000  # of a step, and of all drawn steps together
@@ -41,6 +41,7 @@ _EVALUATION_BATCH = 16
 _MEAN_TOKENS, _MEAN_MASKED = 256, 38
 _EVALUATION_COLLECTIVES = 3  # sums of correct predictions, of masked tokens and of the loss
 _HOST_READS = 2  # times that the host reads sums of an evaluation
+_SLURM_FACTOR, _SLURM_START_MINUTES = 1.5, 5  # see slurm_minutes
 
 # These errors come from logs/2026-11-22-cluster-model/tables.json, and a test compares them with
 # that file. The simulator of commit 616d0d8d computed them for published programs. The same
@@ -149,9 +150,14 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "samples_to_target": asdict(found.estimate),
         "forecast": {"seconds": run.seconds, "low": found.low, "high": found.high},
         "published_minutes": _published(found),
+        "slurm_minutes": minutes_allowed(run),
         "held_out": HELD_OUT,
     }
     lines = list(_in_words(config, found))
+    lines.append(
+        f"time limit of a SLURM job: {minutes_allowed(run)} minutes per run "
+        f"(run.slurm_minutes is {config.run.slurm_minutes})"
+    )
     if run.steps > config.max_steps:
         lines.append(
             f"warning: the run stops after {config.max_steps:,} steps, but it is expected to need "
@@ -207,6 +213,51 @@ def simulate(
         low=run.seconds * (1 - math.hypot(*shorter)) * estimate.low / estimate.samples,
         high=run.seconds * (1 + math.hypot(*longer)) * estimate.high / estimate.samples,
     )
+
+
+def minutes_allowed(run: RunTime) -> int:
+    """Return the minutes that a SLURM job may take for one run, which are 1.5 x forecast + 5.
+
+    The factor 1.5 is a margin. On held-out classes, the forecast of the time to train was off by up
+    to 26% (docs/concepts/cluster_model.md), and a run that needs all steps of a shipped config of
+    the closed division trains up to 1.4 times as long as forecast. The 5 minutes are for the start,
+    whose time on many GPUs nobody has measured. NVIDIA's job for 128 nodes in v2.0 allowed 7
+    minutes for a run of less than half a minute. The limits of the closed division are above the
+    median published times on as many GPUs of the same kind, which are 0.9 to 1.9 times the
+    forecasts.
+    """
+    return math.ceil(_SLURM_FACTOR * run.seconds / 60) + _SLURM_START_MINUTES
+
+
+def slurm_minutes(
+    config: RunConfig, origin: str, accelerator: AcceleratorName | None = None
+) -> int:
+    """Return the value of `run.slurm_minutes` for a config. `origin` is as in `simulate`.
+
+    If the samples to target are known, the run is the one that `plan cluster` forecasts. Otherwise
+    it has all steps of the config, because it may need them. A model that the simulator does not
+    know is then taken as BERT-large with the same number of sequences. This is an upper bound for
+    the shipped configs of BERT-base's size, which compute at most three quarters as much per
+    sequence. Muon's update is taken as AdamW's. A config that does not require GPUs has the
+    default. Raises ConfigError as `simulate` does.
+    """
+    if config.run.device != "cuda":
+        return RunSection().slurm_minutes
+    batch = config.parallel.global_batch_size
+    if config.eval.target_accuracy != "none" and config.optim.name != "muon":
+        estimate = samples_to_target(batch, recipe_of(config))
+    else:
+        samples = config.max_steps * batch
+        estimate = Estimate(samples, samples, samples, "all steps of the config")
+        config = replace(
+            config,
+            model=replace(ModelSection(), precision=config.model.precision),
+            data=replace(config.data, max_seq_length=512),
+            optim=replace(config.optim, name="adamw"),
+        )
+    job = _job_of(config, origin, accelerator, None)
+    works = draw_steps(config, wikipedia_index(), DRAWS)
+    return minutes_allowed(_timed(config, job, works, estimate)[1])
 
 
 def _job_of(

@@ -114,6 +114,11 @@ class RunSection(_Section):
         "Seconds that a rank waits for the other ranks before it ends the run. "
         "The slowest rank must have started by then.",
     ] = 600.0
+    slurm_minutes: Annotated[
+        int,
+        Bounds(1, 100_000),
+        "Minutes of a SLURM job's time limit for one run, start-up included.",
+    ] = 240
     init_checkpoint: Annotated[
         str, "Directory of the checkpoint whose weights the run starts from. '' draws new weights."
     ] = ""
