@@ -9,7 +9,7 @@
 # Train BERT to its target accuracy and time it, NEXP times. MLPerf's own checker reads every log.
 #
 #   ./run_and_time.sh [-- --set section.key=value ...]                              one machine
-#   sbatch $(.venv/bin/mlperf_bert config slurm FILE) run_and_time.sh [-- ...]      a SLURM cluster
+#   sbatch $(benchmarks/bert/implementations/pytorch/launch/slurm_options.py FILE) run_and_time.sh [-- ...]   SLURM
 #   mpiexec -n RANKS ./run_and_time.sh [-- ...]                                     MPI, once per rank
 #   benchmarks/bert/implementations/pytorch/launch/docker.sh [-- ...]               a container
 #
@@ -94,6 +94,9 @@ for ((i = 0; i < $#; i++)); do
     esac
 done
 [[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP: '$NEXP' is not a positive integer; set it to the number of runs"
+[ "${TIMED_NEXP:-$NEXP}" = "$NEXP" ] ||
+    echo "run_and_time.sh: warning: the job's time limit is for NEXP=$TIMED_NEXP, but NEXP is $NEXP; type" \
+        "'export NEXP=$NEXP' on a line of its own before sbatch" >&2
 [[ ${SEED:-0} =~ ^[0-9]{1,18}$ ]] || fail "SEED: '$SEED' is not a non-negative integer of at most 18 digits; set it to such a number, or unset it"
 [[ ${CLEAR_CACHES:-0} =~ ^[01]$ ]] || fail "CLEAR_CACHES: '$CLEAR_CACHES' is neither 1 nor 0; set it to 1 or 0, or unset it"
 [[ ${SHARP:-0} =~ ^[01]$ ]] || fail "SHARP: '$SHARP' is neither 1 nor 0; set it to 1 or 0, or unset it"

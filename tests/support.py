@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import bert_tools
@@ -82,6 +83,19 @@ def refusal(capsys, *words):
     error = capsys.readouterr().err
     assert error.startswith("mlperf_bert: error: ") and error.count("\n") == 1, error
     return error
+
+
+@cache
+def oldest_python():
+    """The oldest Python 3 from 3.8 on of this machine, with which a login node may have to do."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in range(8, sys.version_info.minor):
+        found = [*pyenv.glob(f"3.{minor}.*/bin/python3"), shutil.which(f"python3.{minor}")]
+        for program in map(str, filter(None, found)):
+            version = run_process(program, "-c", "import sys; print(sys.version_info[:2])").stdout
+            if version == f"(3, {minor})\n":
+                return program
+    return sys.executable
 
 
 def write_program(path, text):

@@ -9,7 +9,8 @@
 # runs code of its own during the installation. The script uses uv if uv is on PATH and its settings lead to all
 # packages, and otherwise pip. To install without a network, set PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory of wheels>.
 # On a machine without a GPU, the script installs the CPU build of torch if one of your package indexes offers it.
-# TORCH_INDEX=<address> adds an index for torch only.
+# TORCH=cuda installs the build for GPUs there too, for example on the login node of a cluster. TORCH_INDEX=<address>
+# adds an index for torch only.
 set -euo pipefail
 export PYTHONSAFEPATH=1 # Python must not import code from the current directory, which may be another user's
 
@@ -46,6 +47,10 @@ for word in "$@"; do
     fi
 done
 name=${venv##*/}
+case ${TORCH:-cuda} in cuda) ;; *) fail "TORCH: '$TORCH' is not a known build; set it to cuda, or unset it" ;; esac
+if [ -n "${TORCH:-}" ] && grep -qs '^cuda\b.*= None$' "$venv"/lib/python*/site-packages/torch/version.py; then
+    fail "TORCH: $name has torch for CPUs; remove it with 'rm -r $venv', and run the same command again"
+fi
 torch_index=(${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"})
 
 # A stamp is a copy of the files that decided what was installed. If pyproject.toml or the lock has
@@ -131,7 +136,9 @@ choose() { # set `installer` and `build` (of torch), and `why` to the reason in 
     torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$root/requirements/pinned.txt")
     installer=by_pip build='' why="torch $torch for this machine's GPU"
     [ -n "${PIP_NO_INDEX:-}" ] || ! command -v uv >/dev/null || installer=by_uv
-    if ! has_gpu; then
+    if [ -n "${TORCH:-}" ]; then
+        why="torch $torch for GPUs, because TORCH is cuda"
+    elif ! has_gpu; then
         why="torch $torch for CPUs, because there is no GPU"
         if [ "$installer" = by_uv ] && UV_HTTP_TIMEOUT=5 UV_HTTP_RETRIES=1 \
             by_uv --dry-run --no-deps ${torch_index[@]+"${torch_index[@]}"} "torch==$torch+cpu"; then

@@ -168,6 +168,15 @@ def test_which_torch_and_by_what(install, programs, tree):
     assert "no package index here has a CPU build (TORCH_INDEX can add one)" in of_cuda.stdout
     assert of_cuda.stdout.startswith("installing packages into .venv (once), about 3,100 MB")
     stamp.unlink()
+    chosen, asked = install(OFFERED=f"9.9.9, {LOCKED}+cpu, {LOCKED}", TORCH="cuda")
+    assert f"; torch {LOCKED} for GPUs, because TORCH is cuda, with pip" in chosen.stdout
+    assert not any(f"torch=={LOCKED}+cpu" in line for line in asked)
+    version = tree / ".venv/lib/python3/site-packages/torch/version.py"
+    version.parent.mkdir()
+    version.write_text("cuda: Optional[str] = None\n")
+    assert ".venv has torch for CPUs; remove it with" in one_line(install(TORCH="cuda")[0])
+    assert "TORCH: 'rocm' is not a known build" in one_line(install(TORCH="rocm")[0])
+    stamp.unlink()
     write_program(programs / "uv", UV)
     by_both, asked = install(DRY="0")
     first, second, *_ = by_both.stdout.splitlines()

@@ -79,8 +79,9 @@ def run(job, *options):
 
 
 def test_one_task_a_gpu_on_every_node(job):
-    environ = {**job, "CONFIG": DGX.stem, "SRUN_OPTIONS": "--mpi=pmi2 --label"}
-    _, asked = run(environ, "--", "--set", "run.device=cpu")
+    environ = {**job, "CONFIG": DGX.stem, "NEXP": "2", "SRUN_OPTIONS": "--mpi=pmi2 --label"}
+    done, asked = run({**environ, "TIMED_NEXP": "1"}, "--", "--set", "run.device=cpu")
+    assert "warning: the job's time limit is for NEXP=1, but NEXP is 2; type 'export" in done.stderr
     network, caches, train = asked
     size = "--nodes=2 --ntasks=16 --ntasks-per-node=8"
     assert network.startswith(f"--kill-on-bad-exit=1 --cpu-bind=none --mpi=pmi2 --label {size}")
@@ -98,6 +99,7 @@ def test_one_task_a_gpu_on_every_node(job):
     assert hint and shlex.split(hint[1])[-3:] == [str(DGX), "--set", "run.device=cpu)"]
     typed = run_process("bash", "-c", f"echo {hint[1]}", **job)
     assert " --nodes=2 " in typed.stdout and "gpus" not in typed.stdout
+    assert typed.stdout.endswith(",TIMED_NEXP=2\n")  # the script sees the variables of the hint
 
 
 def test_pyxis_gets_image_and_mounts(job):

@@ -2,10 +2,12 @@
 # Sourced by run_and_time.sh: trains one run to its end and checks its log.
 
 command_line() { # the command that started this script, without LOGDIR and RESUME
-    local script=$root/run_and_time.sh how=
-    [ "$PWD" != "$root" ] || script=./run_and_time.sh
+    local script=$root/run_and_time.sh options_script=$root/$launch/slurm_options.py how=
+    [ "$PWD" != "$root" ] || script=./run_and_time.sh options_script=$launch/slurm_options.py
     case ${where:-} in
-    slurm) how="sbatch \$($(printf %q "$PYTHON")$(printf ' %q' -P -m mlperf_bert config slurm "$CONFIG" ${overrides[@]+"${overrides[@]}"})) " ;;
+    slurm) # The shell runs slurm_options.py before it sets the variables in front of sbatch.
+        how="sbatch \$(${given:+${given# } }$(printf %q "$options_script")$(printf ' %q' "$CONFIG" ${overrides[@]+"${overrides[@]}"})) "
+        ;;
     rank) how="$started_by " ;;
     esac
     printf '%s%s%q' "${given:+${given# } }" "$how" "$script"

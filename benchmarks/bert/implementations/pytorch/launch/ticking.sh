@@ -47,7 +47,7 @@ steps=() at_step=0
 say_plan() { # List all steps before the first one starts.
     local i
     [ "$leads" = 1 ] || return 0
-    if [ -z "${PYTHON:-}" ] && [ ! -e "$root/.venv/installed" ] && [ ! -e "$root/.venv/installed-dev" ]; then
+    if [ -z "${PYTHON:-}${CONT:-}" ] && [ ! -e "$root/.venv/installed" ] && [ ! -e "$root/.venv/installed-dev" ]; then
         steps+=(install)
     fi
     [ -n "${DATADIR:-}" ] || steps+=(text)

@@ -1,9 +1,7 @@
 """The sub-command `config`, which lists all settings, and checks or prints a config."""
 
 import argparse
-import re
 import shutil
-import subprocess
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 from mlperf_bert.arguments import add_command
 from mlperf_bert.config.files import (
     FILE_OR_NAME,
-    SHIPPED,
     add_init_checkpoint,
     add_set,
     config_to_toml,
@@ -20,9 +17,7 @@ from mlperf_bert.config.files import (
     load_config,
     to_toml,
 )
-from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.settings import Setting, all_settings, sections, unknown_setting
-from mlperf_bert.errors import ConfigError
 
 _WIDTH = 80  # columns, if stdout is not a terminal
 _COMMANDS = (
@@ -40,12 +35,6 @@ _COMMANDS = (
         "get cpu_tiny optim.learning_rate parallel.global_batch_size",
     ),
     (
-        "slurm",
-        "print the options for sbatch that a config needs",
-        "Print sbatch's options for a job of the config's size, on one line.",
-        "slurm h100_8x8x48x1",
-    ),
-    (
         "validate",
         "check that a run can start with a config",
         "Check that a run can start with this config, this data and these initial weights. Print "
@@ -53,8 +42,6 @@ _COMMANDS = (
         "validate cpu_tiny --data my_data",
     ),
 )
-# Characters that the shell does not split or expand, and at which sbatch's --export does not split.
-_PLAIN = re.compile(r"[\w./@%+=:~-]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +82,6 @@ def run(args: argparse.Namespace) -> int:
         from mlperf_bert.checkpoint.first_weights import check_first_weights
 
         check_first_weights(config, args.data)
-    elif args.question == "slurm":
-        print(sbatch_options(config, args.config))
     elif args.question == "get":
         print(*(config_value(config, key) for key in args.keys), sep="\n")
     else:
@@ -137,47 +122,3 @@ def _chosen(names: Sequence[str]) -> list[Setting]:
     return [
         each for each in settings if not names or {each.section, each.field, each.name} & {*names}
     ]
-
-
-def sbatch_options(config: RunConfig, path: Path) -> str:
-    """Return the options for `sbatch $(... config slurm FILE) run_and_time.sh`, as one line.
-
-    The options request one task per rank. If `data.loader` is "mpi_readers", they also request one
-    task for each rank's reader. They request GPUs only if `run.device` is "cuda" and SLURM manages
-    GPUs on this cluster.
-
-    If the shell would split or expand the path of a shipped config, the options contain the
-    config's name instead. Raises ConfigError for any other path that the shell would split or
-    expand.
-    """
-    file = str(path.absolute())
-    if path.parent == SHIPPED and not _PLAIN.fullmatch(file):
-        file = path.stem
-    plain = _PLAIN.match(file)
-    if plain is None or plain.end() != len(file):
-        bad = file[plain.end() if plain else 0]
-        remedy = "use only letters, digits and / . _ - + @ % = : ~ in the path"
-        raise ConfigError(file, f"has {bad!r} in its path, which sbatch misreads", remedy)
-    parallel = config.parallel
-    options = [
-        f"--job-name={path.stem}",
-        f"--nodes={parallel.nodes}",
-        f"--ntasks-per-node={config.processes_per_node}",
-    ]
-    if config.run.device == "cuda" and not slurm_counts_no_gpus():
-        options.append(f"--gpus-per-node={parallel.ranks_per_node}")
-    return " ".join([*options, f"--export=ALL,CONFIG={file}"])
-
-
-def slurm_counts_no_gpus() -> bool:
-    """Return True if SLURM answers and no node has the generic resource `gpu`.
-
-    sbatch then rejects requests for GPUs, and a job gets the GPUs of a node together with the node.
-    Returns False if SLURM is missing or does not answer.
-    """
-    command = ["sinfo", "--noheader", "--format=%G"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and not re.search(r"\bgpu\b", done.stdout)
