@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,10 @@ from support import (
     REPOSITORY,
     copy_checkout,
     mlperf_records,
+    oldest_python,
     prepare_small,
     sets_of,
+    write_program,
 )
 from tensorflow_cases import (
     HEADS,
@@ -38,7 +41,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or ""),
 ]
-MLPERF_BERT = ".venv/bin/mlperf_bert"
+SLURM_OPTIONS = "benchmarks/bert/implementations/pytorch/launch/slurm_options.py"
 CPU_TINY = "benchmarks/bert/implementations/pytorch/mlperf_bert/configs/cpu_tiny.toml"
 TWO_BY_TWO = ("parallel.nodes=2", "parallel.ranks_per_node=2", "parallel.local_batch_size=8")
 TWO_NODES = ("parallel.nodes=2", "parallel.ranks_per_node=1", "parallel.local_batch_size=8")
@@ -74,8 +77,8 @@ def sets(*settings):
 def sbatch(config, *settings, options="", **environ):
     """The command of the README; settings go to both programs, as they would be typed."""
     given = " ".join(f"{name}={value}" for name, value in environ.items())
-    slurm_options = f"$({MLPERF_BERT} config slurm {config} {sets(*settings)})"
-    command = f"env {given} sbatch {options} {slurm_options} run_and_time.sh"
+    slurm_options = f"$({SLURM_OPTIONS} {config} {sets(*settings)})"
+    command = f"env {given} sbatch {slurm_options} {options} run_and_time.sh"
     return f"{command} -- {sets(*settings)}"
 
 
@@ -125,13 +128,13 @@ def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(cluster, publishe
     places["/local/scratch"] = cluster.local
     for name, place in places.items():
         block = re.sub(rf"(?<![\w/]){name}\b", str(place), block)
-    convert, submit = block.replace("\\\n", " ").strip().splitlines()
+    convert, export, submit = block.strip().splitlines()
     done = cluster.run(convert)
     assert done.returncode == 0, done.stderr
-    assert f"slurm {CLOSED})" in submit and "NEXP=10" in submit
-    submit = submit.replace("NEXP=10", "NETWORK_TEST=0 SEED=1 LOGDIR=runs/walk")
+    assert f"{SLURM_OPTIONS} {CLOSED})" in submit and "NEXP=10" in export
+    export = export.replace("NEXP=10", "NETWORK_TEST=0 SEED=1 LOGDIR=runs/walk")
     submit = submit.replace(f"{CLOSED})", f"{CLOSED} {sets(*SMALL)})") + f" -- {sets(*SMALL)}"
-    job = cluster.submit(submit)
+    job = cluster.submit(f"{export}\n{submit}")
     state = cluster.wait(job, 200)
     output = cluster.output(job)
     assert state["JobState"] == "COMPLETED", output
@@ -144,6 +147,50 @@ def test_the_closed_walk_of_the_page_ends_with_an_accepted_log(cluster, publishe
     assert 0.72 <= mlperf_records(log, "eval_accuracy")[-1]["value"] < 1
     weak = mlperf_records(log, "eval_accuracy")[0]["value"]
     assert weak < 0.72, "it was learned, not there from the start"
+
+
+PYXIS = """#!/usr/bin/env bash
+# A srun that knows the options of containers, and runs the commands on the node itself.
+[ "$*" != --help ] || exec echo "  --container-image=IMAGE"
+echo "$*" >>"{asked}"
+words=()
+for word in "$@"; do
+    case $word in --container-* | --no-container-mount-home) ;; *) words+=("$word") ;; esac
+done
+exec {srun} "${{words[@]}}"
+"""
+
+
+@pytest.mark.real
+def test_a_container_needs_no_environment_on_the_login_node(cluster, tiny, tmp_path):
+    """The first python3 on PATH is the oldest one here, and pyxis is a stand-in."""
+    data, config = tiny
+    asked = tmp_path / "asked"
+    write_program(tmp_path / "srun", PYXIS.format(asked=asked, srun=shutil.which("srun")))
+    (tmp_path / "python3").symlink_to(oldest_python())
+    given = {"PATH": f"{tmp_path}:$PATH", "CONT": "/shared/image.sqsh", "NEXP": 2, "SHARP": 1}
+    given |= {"DATADIR": data, "LOGDIR": "runs/pyxis"}
+    environment = cluster.tree / ".venv"
+    environment.rename(tmp_path / "venv")
+    refused = cluster.run(sbatch("lost", *TWO_NODES))
+    assert "unrecognized option '--not-submitted'" in refused.stderr and refused.returncode != 0
+    settings = (*TWO_NODES, "run.max_steps=4", "eval.target_accuracy=none", "run.slurm_minutes=7")
+    try:
+        version = cluster.run(f"{tmp_path}/python3 --version").stdout.strip()
+        export = " ".join(f"{name}={value}" for name, value in given.items())
+        job = cluster.submit(f"export {export}\n{sbatch(config, *settings)}")
+        state = cluster.wait(job, 120)
+    finally:
+        (tmp_path / "venv").rename(environment)
+    output = cluster.output(job)
+    print(f"options made by {version}\n{output}")
+    assert state["JobState"] == "COMPLETED", output
+    assert state["TimeLimit"] == "00:19:00" and state["Network"] == "sharp"
+    assert output.startswith("tiny, 4 steps: train, check, train, check\n")
+    assert output.count("checker, ruleset 5.0.0: ") == 2
+    commands = [line for line in asked.read_text().splitlines() if " -m mlperf_" in line]
+    image = "--container-image=/shared/image.sqsh --container-name=mlperf_bert_"
+    assert len(commands) == 7 and all(image in line for line in commands), commands
 
 
 @pytest.mark.real
@@ -194,7 +241,8 @@ def test_a_requeued_job_goes_on(cluster, tiny):
     data, config = tiny
     stage = cluster.local / "requeued"
     environ = {"DATADIR": data, "STAGEDIR": stage}
-    job = cluster.submit(sbatch(config, *TWO_NODES, *LONG, options="--requeue", **environ))
+    options = "--requeue --time=2:00:00"  # of the site, which come last
+    job = cluster.submit(sbatch(config, *TWO_NODES, *LONG, options=options, **environ))
     cluster.wait_for_output(job, r"^step \d+/", 120)
     staged = cluster.disk("n2") / "requeued/train/shards/train.hdf5"
     inode = staged.stat().st_ino
@@ -202,7 +250,7 @@ def test_a_requeued_job_goes_on(cluster, tiny):
     assert str(stage / "train/shards/train.hdf5") in open_files and str(data) not in open_files
     assert cluster.run(f"scontrol requeue {job}").returncode == 0
     state = cluster.wait(job, 400)
-    assert state["Restarts"] == "1"
+    assert (state["Restarts"], state["TimeLimit"]) == ("1", "02:00:00")
     assert state["ExitCode"] == "3:0", cluster.output(job)
     run_dir = cluster.tree / f"runs/{job}-{config.stem}"
     check_stopped(cluster, job, "SIGTERM", run_dir, log="run_0/interrupted/result_0_0.txt")

@@ -33,7 +33,7 @@ def trained(words):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_parses(command):
     words = shlex.split(command)
-    named = re.search(r"CONFIG=(\w+)|config slurm (\w+)", command)
+    named = re.search(r"CONFIG=(\w+)|slurm_options\.py (\w+)", command)
     if named and not command.startswith("CONFIG=runs/"):
         config = load_config(find_config(named[1] or named[2]))
         started = re.search(r"mpiexec -n (\d+)", command)
@@ -44,10 +44,16 @@ def test_a_command_of_the_page_parses(command):
     elif words[0] == ".venv/bin/mlperf_bert":
         written = make_parser(words[1:]).parse_args(words[1:]).out
         assert written in (Path("runs/two.toml"), Path("WEIGHTS"))
+    elif words[0] == "export":
+        assert all(re.fullmatch("[A-Z_]+=[^$]+", word) for word in words[1:])
+    elif words == ["TORCH=cuda", "tools/venv.sh"]:
+        assert "# TORCH=cuda installs the build for GPUs" in (REPOSITORY / words[1]).read_text()
     elif words[0] == "kubectl":
         assert (REPOSITORY / words[-1]).samefile(JOBSET)
     else:
         assert "run_and_time.sh" in words[-1]
+        script = re.search(r"sbatch \$\((\S+) ", command)
+        assert script is None or (REPOSITORY / script[1]).is_file()
 
 
 def test_the_jobset_starts_the_ranks_of_its_config():
