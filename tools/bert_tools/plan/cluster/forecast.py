@@ -41,7 +41,7 @@ _EVALUATION_BATCH = 16
 _MEAN_TOKENS, _MEAN_MASKED = 256, 38
 _EVALUATION_COLLECTIVES = 3  # sums of correct predictions, of masked tokens and of the loss
 _HOST_READS = 2  # times that the host reads sums of an evaluation
-_SLURM_FACTOR, _SLURM_START_MINUTES = 1.5, 5  # see slurm_minutes
+_SLURM_FACTOR, _SLURM_START_MINUTES = 1.5, 5  # see minutes_allowed
 
 # These errors come from logs/2026-11-22-cluster-model/tables.json, and a test compares them with
 # that file. The simulator of commit 616d0d8d computed them for published programs. The same
@@ -235,10 +235,10 @@ def slurm_minutes(
     """Return the value of `run.slurm_minutes` for a config. `origin` is as in `simulate`.
 
     If the samples to target are known, the run is the one that `plan cluster` forecasts. Otherwise
-    it has all steps of the config, because it may need them. A model that the simulator does not
-    know is then taken as BERT-large with the same number of sequences. This is an upper bound for
-    the shipped configs of BERT-base's size, which compute at most three quarters as much per
-    sequence. Muon's update is taken as AdamW's. A config that does not require GPUs has the
+    it has all steps of the config, because it may need them. Such a run is simulated as
+    BERT-large with AdamW, because the simulator knows no other model and no Muon. The shipped
+    models of BERT-base's size compute at most about 0.8 times as much per sequence, but in smaller
+    matrices, so their limits are rough estimates. A config that does not require GPUs has the
     default. Raises ConfigError as `simulate` does.
     """
     if config.run.device != "cuda":
