@@ -23,7 +23,9 @@ KILL_WAIT_S = 20  # between SIGTERM and SIGKILL
 REQUEUE_S = 5  # for which a job that was requeued is held; 120 unless set
 START_S = 60
 # A slurmd that sees its own directory and its own /etc/hosts, and so do the jobs that it starts.
-WITH_OWN_FILES = """mount --bind "$1" "$2" && mount --bind "$3" /etc/hosts && shift 3 && exec "$@" """
+WITH_OWN_FILES = (
+    """mount --bind "$1" "$2" && mount --bind "$3" /etc/hosts && shift 3 && exec "$@" """
+)
 
 CONFIGURATION = """
 ClusterName=test
@@ -188,7 +190,7 @@ def address():
 
 
 def _hosts_of(node):
-    """/etc/hosts as Ubuntu has it: the node's own name is a loopback address, and others are not."""
+    """/etc/hosts as Ubuntu has it: the node's own name is a loopback address, others are not."""
     lines = [Path("/etc/hosts").read_text(), f"127.0.1.1 {node}"]
     if found := address():
         lines += [f"{found[1]} {other}" for other in NODES if other != node]

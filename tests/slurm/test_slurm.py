@@ -88,7 +88,7 @@ def test_cpu_tiny_reaches_its_target_on_two_nodes(cluster):
     state = cluster.wait(job, 800)
     output = cluster.output(job)
     assert state["JobState"] == "COMPLETED", output
-    assert "4 ranks over gloo: all sums are exact" in output
+    assert "4 ranks with gloo over lo: all sums are exact" in output
     assert "4 ranks on cpu" in output
     assert "target reached" in output
     assert "checker, ruleset 5.0.0: " in output
@@ -191,6 +191,31 @@ def test_a_container_needs_no_environment_on_the_login_node(cluster, tiny, tmp_p
     commands = [line for line in asked.read_text().splitlines() if " -m mlperf_" in line]
     image = "--container-image=/shared/image.sqsh --container-name=mlperf_bert_"
     assert len(commands) == 7 and all(image in line for line in commands), commands
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not slurm.address(), reason="needs an address that is not a loopback one")
+def test_a_slow_network_between_nodes_whose_own_names_are_loopback_addresses(cluster, tiny):
+    """`127.0.1.1 name`, as in Ubuntu's /etc/hosts. What the network should have is made up."""
+    data, config = tiny
+    interface, here = slurm.address()
+    settings = (*TWO_NODES, "run.max_steps=2", "parallel.network_gb_s=10000.0")
+    places = {"DATADIR": data, "MASTER_ADDR": "", "GLOO_SOCKET_IFNAME": interface}
+    ends = cluster.submit(sbatch(config, *settings, LOGDIR="runs/slow", **places))
+    state = cluster.wait(ends, FAULT_S)
+    output = cluster.output(ends)
+    assert state["ExitCode"] == "2:0", output
+    assert f"ranks meet at {here}, because n1 is a loopback address here" in output
+    assert f"2 ranks with gloo over {interface}: all sums are exact" in output
+    assert "error: network: the all-reduce reached 0.0% of the 10000 GB/s" in output
+    assert not (cluster.tree / "runs/slow/result_0.txt").exists()
+    places |= {"LOGDIR": "runs/warned", "NETWORK_TEST": "warn"}
+    goes_on = cluster.submit(sbatch(config, *settings, **places))
+    state = cluster.wait(goes_on, FAULT_S)
+    output = cluster.output(goes_on)
+    assert state["ExitCode"] == "3:0", output  # two steps do not reach the target
+    assert "warning: network: the all-reduce reached" in output
+    assert (cluster.tree / "runs/warned/result_0.txt").exists()
 
 
 @pytest.mark.real

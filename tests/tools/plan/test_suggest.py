@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tools.plan.cluster.forecast import RunTime, minutes_allowed, simulate, slurm_minutes
+from bert_tools.plan.cluster.machine import make_machine
 from bert_tools.plan.entries import published_minutes
 from bert_tools.plan.recipes import (
     Recipe,
@@ -149,6 +150,17 @@ def test_shipped_configs_have_the_time_limit_that_plan_forecasts():
             closed += 1
             assert median(minutes) < config.run.slurm_minutes, path
     assert closed == 13
+
+
+def test_shipped_configs_name_the_bandwidth_that_plan_assumes():
+    for path in CONFIGS.glob("*.toml"):
+        parallel = load_config(path).parallel
+        size = re.search(r"(?:dgx)?(.100|h200)_", path.name)
+        expected = "unknown"
+        if size and parallel.nodes > 1:
+            machine = make_machine(size[1], parallel.nodes, parallel.ranks_per_node)
+            expected = machine.node_gb_s
+        assert parallel.network_gb_s == expected, path
 
 
 def test_a_run_without_a_forecast_may_take_all_its_steps():

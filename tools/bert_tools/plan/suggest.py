@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.plan.cluster.forecast import slurm_minutes
+from bert_tools.plan.cluster.machine import make_machine
 from bert_tools.plan.recipes import (
     Accelerator,
     Estimate,
@@ -144,6 +145,8 @@ def suggest(nodes: int, gpus: int, accelerator: Accelerator = "a100") -> Suggest
     }
     if ranks > 1:  # a captured step must not use futures (docs/concepts/captured_step.md)
         sections["parallel"]["data_parallel"] = "flat"
+    if nodes > 1:
+        sections["parallel"]["network_gb_s"] = make_machine(accelerator, nodes, gpus).node_gb_s
     if ranks * micro_batches > 1:
         sections["data"]["balance"] = "presort_global"
         if 1 < local_batch_size <= MOST_OF_UNEQUAL_COUNTS:
