@@ -1,14 +1,17 @@
 # The image adds this package to a base image with pip and Python 3.11 or newer. It does not change the base's packages.
 #
-#   tools/build_image.sh                builds the image, with buildah if there is no Docker daemon. It also says how to
-#                                       find the digest of a base.
+#   docker build --tag mlperf-bert .    builds the image. `podman build` and `buildah bud` accept the same options.
 #   docker run --gpus all mlperf-bert   runs ./run_and_time.sh. Use launch/docker.sh to mount data and results.
 #
-# The default base is NVIDIA's PyTorch image, because it has torch, apex, DALI and MPI. BASE_DIGEST is required, because
-# a tag can be moved to another image.
+# The default base is NVIDIA's PyTorch image, because it has torch, apex, DALI and MPI. docs/guides/clusters.md says how to
+# choose another tag. A tag can be moved to another image, so build the image of a submission on a base with a digest:
+#
+#   docker build --tag mlperf-bert --label org.opencontainers.image.revision="$(git rev-parse HEAD)" \
+#       --build-arg FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:26.06-py3@sha256:<64 digits> .
+#
+# The digest is in the first line `Digest:` of `docker buildx imagetools inspect BASE`, and in `skopeo inspect docker://BASE`.
 ARG FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:26.06-py3
-ARG BASE_DIGEST
-FROM ${FROM_IMAGE_NAME}@${BASE_DIGEST}
+FROM ${FROM_IMAGE_NAME}
 
 # Packages are installed into a virtual environment on top of the base's own packages, which stay unchanged. Packages
 # that the base has are not installed again, in whatever version, because its torch was built for its CUDA. Otherwise
@@ -41,11 +44,9 @@ RUN python3 -m pip --python "$PYTHON" install --no-cache-dir --no-deps --no-buil
     && mlperf_bert doctor --help >/dev/null \
     && python -c 'import mlperf_bert.train, mlperf_logging'
 
-ARG REVISION=unknown
 LABEL org.opencontainers.image.title="mlperf-bert" \
       org.opencontainers.image.description="BERT pre-training, MLPerf style" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.licenses="Apache-2.0"
 
 USER 10001
 # Without an entry point, not even the base's, the command is PID 1 and receives signals.

@@ -3,7 +3,7 @@
 Commands are in ```sh blocks and in the table "What you can do". Those that train do so to a reduced
 target. All except the first one, and others that take long, run in `make test-slow`. Left out:
 `./run_tests.sh`, a block behind `<!-- not tested: long -->`, and the rows that need a cluster, a
-study, labels, or published weights.
+study, labels, or published weights. The rows of the image are in `tests/container/test_image.py`.
 """
 
 import json
@@ -21,6 +21,8 @@ ROW = re.compile(r"^\| [^|]+ \| `([^`]+)`[^|]* \| \[", re.MULTILINE)
 FULL_RUN = "./run_and_time.sh"
 NEEDS_MORE = (
     "sbatch ",
+    "docker build ",
+    "benchmarks/bert/implementations/pytorch/launch/docker.sh",
     *(f"mlperf_bert {name} " for name in ("tune", "pretrain", "score", "phases")),
 )
 PROGRAM = "mlperf_bert "

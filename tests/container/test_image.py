@@ -1,6 +1,7 @@
-"""The Dockerfile, built on a base of nothing but Debian, Python and pip; the run inside.
+"""The README's lines that build the image and train in it; the runs inside.
 
-Minutes and 5 GB below the tests' temporary directory, which are given back at the end.
+The base is nothing but Debian, Python and pip, under the name of the Dockerfile's default. Minutes
+and 25 GB below the tests' temporary directory, which are given back at the end.
 """
 
 import ast
@@ -16,10 +17,33 @@ from pathlib import Path
 
 import pytest
 
-from support import REPOSITORY
+from support import REDUCED, REPOSITORY, write_program
 
 USER = 10001
-IMAGE, BASE = "localhost/mlperf-bert-test", "localhost/mlperf-bert-test-base"
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+(BASE,) = re.findall(r"^ARG FROM_IMAGE_NAME=(.+)$", DOCKERFILE, re.MULTILINE)
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+(BUILD,) = re.findall(r"\| `docker (build .+?)` \|", README)
+(TRAIN,) = re.findall(r"\| `(\S+/docker\.sh)` \|", README)
+IMAGE = "mlperf-bert"
+# Does by buildah what docker.sh asks of docker, in a container that is there.
+DOCKER = f"""#!/bin/bash
+case $1 in
+--version) echo "Docker version 29" ;;
+image) buildah inspect --type=image "$3" ;;
+run)
+    options=() && shift
+    while [ "$1" != {IMAGE} ]; do
+        case $1 in
+        --env | --user) options+=("$1" "$2") ;;
+        --mount) options+=("$1" "$2,rw") ;; # buildah's default is read-only
+        esac
+        case $1 in --rm | --ipc=*) shift ;; *) shift 2 ;; esac
+    done
+    exec buildah run "${{options[@]}}" "$CONTAINER" -- "${{@:2}}"
+    ;;
+esac
+"""
 PACKAGES = "python3,python3-venv,python3-pip"
 
 pytestmark = [pytest.mark.longest, pytest.mark.timeout(1800)]
@@ -47,7 +71,9 @@ class Builder:
         """The command's stdout; its stderr goes to the test's own output."""
         command = [str(word) for word in words]
         environ = self.environ | variables
-        done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environ, stdout=subprocess.PIPE, text=True
+        )
         print(done.stdout)
         assert done.returncode == 0, f"{command} ended with {done.returncode}"
         return done.stdout
@@ -104,7 +130,7 @@ def builder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def container(builder, tmp_path_factory):
-    """A container of the image, which `tools/build_image.sh` made on a new Debian base."""
+    """A container of the image, which the README's line made without a build argument."""
     base = builder("from", "scratch")
     builder.run(
         # In a mount namespace of its own: what it mounts in there must not outlive it.
@@ -114,12 +140,9 @@ def container(builder, tmp_path_factory):
     )
     builder("umount", base)
     builder("commit", "--rm", base, BASE)
-    digest = builder("inspect", "--type=image", "--format={{.FromImageDigest}}", BASE)
-    builder.run(
-        REPOSITORY / "tools" / "build_image.sh",
-        *pip_volumes(tmp_path_factory.mktemp("pip")),
-        **{"BUILDER": "buildah", "IMAGE": IMAGE, "FROM_IMAGE_NAME": BASE, "BASE_DIGEST": digest},
-    )
+    command, *words = BUILD.split()
+    assert (command, words[:2]) == ("build", ["--tag", IMAGE])
+    builder("bud", "--pull-never", *pip_volumes(tmp_path_factory.mktemp("pip")), *words)
     return builder("from", IMAGE)
 
 
@@ -150,8 +173,18 @@ def test_what_the_image_says(builder, container):
     assert not {"tests", "docs", "logs", ".git", "Dockerfile"} & set(kept.split())
 
 
+def test_a_submission_names_the_digest_of_its_base(builder, container, tmp_path):
+    start = tmp_path / "Dockerfile"
+    start.write_text(DOCKERFILE[: re.search(r"^FROM .*\n", DOCKERFILE, re.MULTILINE).end()])
+    digest = builder("inspect", "--type=image", "--format={{.FromImageDigest}}", BASE)
+    build = ("bud", "--pull-never", "--build-arg", f"FROM_IMAGE_NAME={BASE}@{digest}", tmp_path)
+    assert builder(*build)
+    with pytest.raises(AssertionError, match="ended with 125"):
+        builder(*build[:3], build[3].replace(digest, f"sha256:{'0a' * 32}"), tmp_path)
+
+
 def test_the_command_reaches_the_target_as_nobody_special(builder, container):
-    with builder.start(container, "./run_and_time.sh") as process:
+    with builder.start(container, "./run_and_time.sh", "--", *REDUCED.split()) as process:
         printed = process.communicate()[0]
     print(printed)
     assert process.returncode == 0
@@ -162,6 +195,17 @@ def test_the_command_reaches_the_target_as_nobody_special(builder, container):
     log = next(root.glob("workspace/runs/*/result_0.txt"))
     assert (log.stat().st_uid, log.stat().st_gid) == (USER, USER)
     builder("umount", container)
+
+
+def test_the_line_that_trains(builder, container, tmp_path):
+    write_program(tmp_path / "docker", DOCKER)
+    environ = {"DOCKER": str(tmp_path / "docker"), "CONTAINER": container}
+    logs = tmp_path / "logs"
+    printed = builder.run(
+        *("bash", "-euc", f"{TRAIN} --{REDUCED}"), LOGDIR=str(logs), SEED="1", **environ
+    )
+    assert re.search(r"^RESULT,bert,1,\d+,bert,", printed, re.MULTILINE)
+    assert (logs / "result_0.txt").stat().st_uid == os.geteuid()
 
 
 def test_term_ends_python(builder, container):

@@ -19,7 +19,6 @@ CODE_FILES = (
     "README.md",
     "pyproject.toml",
     "run_and_time.sh",
-    "tools/build_image.sh",
     "tools/lock.py",
     "tools/venv.sh",
 )

@@ -36,7 +36,7 @@ DOCKER=${DOCKER:-$(command -v docker || command -v podman || true)}
 info=$("$DOCKER" info 2>&1) || fail "$DOCKER: does not answer; start its daemon, or give this user access to it"
 IMAGE=${IMAGE:-mlperf-bert}
 "$DOCKER" image inspect "$IMAGE" >/dev/null 2>&1 ||
-    fail "IMAGE: no such image '$IMAGE' on this machine; build it with tools/build_image.sh, or pull it"
+    fail "IMAGE: no such image '$IMAGE' on this machine; build it with ${DOCKER##*/} build --tag $IMAGE ., or pull it"
 engine=docker
 [[ $("$DOCKER" --version) != *podman* ]] || engine=podman
 rootless=no
