@@ -204,7 +204,7 @@ def test_the_line_that_trains(builder, container, tmp_path):
     printed = builder.run(
         *("bash", "-euc", f"{TRAIN} --{REDUCED}"), LOGDIR=str(logs), SEED="1", **environ
     )
-    assert re.search(r"^RESULT,bert,1,\d+,bert,", printed, re.MULTILINE)
+    assert re.search(r"^RESULT,bert,1,\d+,root,", printed, re.MULTILINE)
     assert (logs / "result_0.txt").stat().st_uid == os.geteuid()
 
 
