@@ -3,13 +3,14 @@
 #   docker build --tag mlperf-bert .    builds the image. `podman build` and `buildah bud` accept the same options.
 #   docker run --gpus all mlperf-bert   runs ./run_and_time.sh. Use launch/docker.sh to mount data and results.
 #
-# The default base is NVIDIA's PyTorch image, because it has torch, apex, DALI and MPI. docs/guides/clusters.md says how to
-# choose another tag. A tag can be moved to another image, so build the image of a submission on a base with a digest:
+# The default base is NVIDIA's PyTorch image, because it has torch, apex, DALI and MPI. docs/guides/clusters.md says how
+# to choose another tag. A tag can be moved to another image, so build a submission's image on a base with a digest:
 #
 #   docker build --tag mlperf-bert --label org.opencontainers.image.revision="$(git rev-parse HEAD)" \
 #       --build-arg FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:26.06-py3@sha256:<64 digits> .
 #
-# The digest is in the first line `Digest:` of `docker buildx imagetools inspect BASE`, and in `skopeo inspect docker://BASE`.
+# The digest is in the first line `Digest:` of `docker buildx imagetools inspect BASE`, and in `skopeo inspect
+# docker://BASE`. For a base that is only on this machine, `docker images --digests` prints it.
 ARG FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:26.06-py3
 FROM ${FROM_IMAGE_NAME}
 
