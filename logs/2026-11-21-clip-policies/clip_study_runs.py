@@ -50,11 +50,13 @@ class Cell:
     learning_rate: float
     max_norm: float
     bucket_cap_mb: float
+    bucket_limit: str = "by_size"
 
     @property
     def name(self) -> str:
         """Of the run's file, without its ending."""
         cap = f"-cap{self.bucket_cap_mb:g}" if self.policy == "bucket_before_allreduce" else ""
+        cap += "-equal" if self.bucket_limit == "equal_share" else ""
         return (
             f"{self.policy}{cap}-{self.optimizer}-{self.global_batch_size}"
             f"-lr{self.learning_rate:g}-norm{self.max_norm:g}-seed{self.seed}"
@@ -81,6 +83,7 @@ def make_config(path: Path, cell: Cell, max_samples: int) -> RunConfig:
         "schedule.end_learning_rate": cell.learning_rate,
         "clip.policy": cell.policy,
         "clip.max_norm": cell.max_norm,
+        "clip.bucket_limit": cell.bucket_limit,
     }
     return load_config(path, [f"{name}={value}" for name, value in settings.items()])
 
@@ -156,6 +159,8 @@ class VirtualRanks:
         for parameters in [self._parameters] if whole else self._buckets:
             numel = sum(each.numel() for each in parameters)
             limit = limit_before_allreduce(self._clip, numel, self._numel_total)
+            if self._clip.bucket_limit == "equal_share":  # with this plan's buckets, not 22
+                limit = self._clip.max_norm / math.sqrt(len(self._buckets))
             norms.append(_limit(_gradients(parameters), limit, self._num_ranks))
             over.append(norms[-1] > limit)
         return combine_norms(norms), torch.stack(over)

@@ -66,6 +66,7 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
                 learning_rate=rate,
                 max_norm=max_norm,
                 bucket_cap_mb=cap,
+                bucket_limit=args.bucket_limit if policy == BY_BUCKET else "by_size",
             )
 
 
@@ -111,13 +112,17 @@ class Row:
     global_batch_size: int
     policy: str
     num_buckets: int  # that were clipped each for itself; 0 for other policies
+    bucket_limit: str
     samples: dict[int, float]  # to the target, by seed; infinite where it was not reached
     clipped: list[float]  # share of the updates, ranks or buckets that were over their limit
 
     @property
     def label(self) -> str:
         """The policy, with its number of buckets."""
-        return f"{self.policy}, {self.num_buckets} buckets" if self.num_buckets else self.policy
+        if not self.num_buckets:
+            return self.policy
+        limit = ", equal share" if self.bucket_limit == "equal_share" else ""
+        return f"{self.policy}, {self.num_buckets} buckets{limit}"
 
     def log_ratios(self, other: "Row") -> dict[int, float]:
         """Logarithm of samples over those of `other` by seed, where both reached the target."""
@@ -132,13 +137,14 @@ class Row:
 
 def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
     """The finished runs by cell, policies innermost."""
-    found: dict[tuple[str, int, str, int], Row] = {}
+    found: dict[tuple[str, int, str, int, str], Row] = {}
     for result in results:
         config = result["config"]
         parallel, policy = config["parallel"], config["clip"]["policy"]
         batch = parallel["ranks_per_node"] * parallel["local_batch_size"]
         num_buckets = len(result["bucket_sizes"]) if policy == BY_BUCKET else 0
-        key = config["optim"]["name"], batch, policy, num_buckets
+        limit = config["clip"]["bucket_limit"]
+        key = config["optim"]["name"], batch, policy, num_buckets, limit
         row = found.setdefault(key, Row(*key, {}, []))
         row.samples[config["run"]["seed"]] = result["samples_to_target"] or math.inf
         row.clipped.append(_clipped_fraction(result["curve"]))
@@ -146,7 +152,7 @@ def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
         found.values(),
         key=lambda row: (
             *(row.optimizer, row.global_batch_size, POLICIES.index(row.policy)),
-            row.num_buckets,
+            (row.num_buckets, row.bucket_limit),
         ),
     )
 
@@ -196,18 +202,21 @@ def in_words(table: Sequence[Row]) -> str:
 
 def buckets_in_words(results: Sequence[dict[str, Any]]) -> str:
     """The size of each bucket, in the order of sending, and how often ranks had to clip it."""
-    found: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for result in results:
         parallel, numels = result["config"]["parallel"], result["bucket_sizes"]
         if result["config"]["clip"]["policy"] == BY_BUCKET:
             batch = parallel["ranks_per_node"] * parallel["local_batch_size"]
-            key = result["config"]["optim"]["name"], len(numels), batch
+            is_equal = result["config"]["clip"]["bucket_limit"] == "equal_share"
+            buckets = f"{len(numels)}{', equal share' if is_equal else ''}"
+            key = result["config"]["optim"]["name"], buckets, batch
             found.setdefault(key, []).append(result)
     lines = [
         "| optimizer | buckets | global batch | thousand elements | clipped share of each |",
         "|---|---|---|---|---|",
     ]
-    for (optimizer, count, batch), runs in sorted(found.items()):
+    by_number = sorted(found.items(), key=lambda each: (len(each[1][0]["bucket_sizes"]), each[0]))
+    for (optimizer, count, batch), runs in by_number:
         numels = ", ".join(f"{numel / 1000:.3g}" for numel in runs[0]["bucket_sizes"])
         points = [point["clipped_by_bucket"] for run in runs for point in run["curve"]]
         shares = ", ".join(f"{statistics.fmean(each):.2f}" for each in zip(*points, strict=True))
@@ -311,6 +320,7 @@ def parse_arguments() -> argparse.Namespace:
     run.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="N")
     run.add_argument("--learning-rates", nargs="+", type=float, metavar="R", help="try these")
     run.add_argument("--bucket-caps", nargs="+", type=float, default=BUCKET_CAPS_MB, metavar="MB")
+    run.add_argument("--bucket-limit", choices=("by_size", "equal_share"), default="by_size")
     run.add_argument("--max-samples", type=int, default=MAX_SAMPLES, metavar="N", help="of a run")
     run.add_argument("--limit", type=int, metavar="N", help="stop after so many runs")
     return parser.parse_args()
