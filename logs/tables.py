@@ -363,6 +363,33 @@ def system(family: str) -> Rows:
     return rows
 
 
+SMALL_BATCHES = {  # the ways of the table: sampler, policy, counts
+    "published counts, `presort_local`": ("stratified_6_3_2_5", "presort_local", "equal"),
+    "published counts, `presort_global`": ("stratified_6_3_2_5", "presort_global", "equal"),
+    "`quantile`, `presort_local`": ("quantile", "presort_local", "equal"),
+    "`quantile`, `presort_global`": ("quantile", "presort_global", "equal"),
+    "`quantile`, `presort_global`, unequal counts": ("quantile", "presort_global", "unequal"),
+}
+
+
+def small_batches() -> Rows:
+    """The imbalance of 1,024 ranks with few sequences each, by sampler and policy."""
+    batches = (16, 8, 4, 2)
+    rows = [["sequences per rank", *map(str, batches)]]
+    for name, way in SMALL_BATCHES.items():
+        cells = []
+        for batch in batches:
+            path = LOGS / f"2026-11-29-small-batches/balance_{batch}.json"
+            found = [
+                f"{row['imbalance_tokens']:.4f}"
+                for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+                if (row["sampler"], row["policy"], row["counts_per_rank"]) == way
+            ]
+            cells += found or ["-"]
+        rows.append([name, *cells])
+    return rows
+
+
 NOISE = ("noise_scale", "noise_scale_plain")
 TABLES: dict[str, Callable[[], Rows]] = {
     "balance": balance,
@@ -394,6 +421,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "readers": readers,
     "sensitivity-changes": lambda: sensitivity("a change that must be noticed", CHANGES),
     "sensitivity-orders": lambda: sensitivity("other order of sums", ORDERS),
+    "small-batches": small_batches,
     "suite": lambda: shown_in("2026-11-29-suite/table.md", 0),
     "suite-times": lambda: shown_in("2026-11-29-suite/table.md", 1),
     "ten-runs": ten_runs,

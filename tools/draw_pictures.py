@@ -1,12 +1,15 @@
 """Draw the pictures in docs/pictures/ from committed records.
 
-    .venv/bin/python tools/draw_pictures.py [policies | learning_curve | speed | architecture]
+    .venv/bin/python tools/draw_pictures.py [policies | small_batches | learning_curve | speed |
+                                             architecture]
 
 Without a name, the script draws every picture.
 
 - policy_<name>.png shows how a policy assigns 16 sequences of published lengths to two nodes with
   two ranks each. The functions that training uses make the assignment. Policies that produce the
   same batches share a picture.
+- small_batches.png shows the imbalance of 1,024 ranks with 16 to 2 sequences each, from the records
+  of `plan balance`.
 - learning_curve.png shows the accuracy of the ten runs in results/cpu_2core_pytorch.
 - speed.png compares our training step with the fastest padded baseline of `transformers`, from the
   records of `bench transformers`.
@@ -34,6 +37,12 @@ RESULTS_OUTPUT = REPOSITORY / "logs" / "2026-11-22-ten-runs" / "output.txt"
 SPEED_RECORDS = {  # model: the records of its measurement
     "BERT": REPOSITORY / "logs" / "2026-11-23-against",
     "ModernBERT": REPOSITORY / "logs" / "2026-11-26-modern-against",
+}
+SMALL_BATCHES = REPOSITORY / "logs" / "2026-11-29-small-batches"
+WAYS = {  # sampler, policy and counts of a line: its label and style
+    ("stratified_6_3_2_5", "presort_local", "equal"): ("presorted in nodes, as published", "s--"),
+    ("stratified_6_3_2_5", "presort_global", "equal"): ("presorted over all ranks", "o-"),
+    ("quantile", "presort_global", "unequal"): ("over all ranks, unequal counts", "^-"),
 }
 BLUE, GREY = "#2f6db3", "#8a8a8a"
 DOTS_PER_INCH = 110
@@ -112,6 +121,29 @@ def draw_policy(lengths: np.ndarray, title: str, balance: Balance) -> bytes:
     axes.tick_params(axis="y", labelsize=7)
     axes.set_title(f"{title}: imbalance {loads.max() / loads.mean():.3f}", fontsize=9)
     return png(figure, DOTS_PER_INCH)
+
+
+def small_batches() -> None:
+    """Draw the imbalance over the number of sequences per rank."""
+    files = [json.loads(path.read_text()) for path in SMALL_BATCHES.glob("balance_*.json")]
+    figure = new_figure(6.4, 3.2)
+    axes = figure.subplots()
+    for way, (label, style) in WAYS.items():
+        points = sorted(
+            (file["global_batch_size"] // file["world_size"], row["imbalance_tokens"])
+            for file in files
+            for row in file["rows"]
+            if (row["sampler"], row["policy"], row["counts_per_rank"]) == way
+        )
+        axes.plot(*zip(*points, strict=True), style, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
+    axes.set_xlabel("sequences per rank", fontsize=9)
+    axes.set_ylabel("largest load / mean load", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8)
+    axes.set_title("Imbalance of 1,024 ranks with few sequences each", fontsize=10)
+    (PICTURES / "small_batches.png").write_bytes(png(figure, DOTS_PER_INCH))
 
 
 def learning_curve() -> None:
@@ -216,7 +248,7 @@ def architecture() -> None:
     (PICTURES / "architecture.png").write_bytes(png(figure, DOTS_PER_INCH))
 
 
-DRAWINGS = (policies, learning_curve, speed, architecture)
+DRAWINGS = (policies, small_batches, learning_curve, speed, architecture)
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]
