@@ -4,9 +4,14 @@ python tables.py samples|nearer|paired|settings|fit|noise     Markdown
 python tables.py picture FILE.png                             samples over batch
 
 `nearer` has samples to 1.25 times the guess, passed by runs on their way to 1.5; fits and picture
-are of these too, as more arms reached it. `paired` compares arms seed by seed, where none missed.
-The trainings of a larger model are in the records and in no table: of its two arms one, with two
-seeds, never reached a target.
+are of these too, as more arms reached it. `paired` compares arms seed by seed. The trainings of a
+larger model are in the records and in no table: of its two arms one, with two seeds, never reached
+a target.
+
+Intervals are Student's t of logarithms. A run that missed the target counts as all the samples that
+it was trained on, which are fewer than it needs. So what is made from it is "at least" (or "at
+most", where AdamW's missed), and only that end of its interval holds, because the mean of what is
+needed lies beyond the mean of these bounds. Of two arms that both missed it, nothing is said.
 """
 
 import json
@@ -15,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
-from scipy.stats import ttest_1samp
+from scipy.optimize import curve_fit
+from scipy.stats import permutation_test, t, ttest_1samp
 
 from study import (
     BUDGETS,
@@ -31,8 +36,6 @@ from study import (
 
 NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon"}
 COLOURS = {"adamw": "#2f6f9f", "lamb": "#8a63b0", "muon": "#d9722e"}
-DRAWS = 10_000
-LARGEST = 16_384  # what the fits are asked for
 NEARER = NEARER_OVER_GUESS / OVER_GUESS  # of the target
 
 
@@ -99,16 +102,13 @@ def has_missed(repeated, share):
     return None in crossings(repeated, share)
 
 
-def drawn_means(*arms):
-    """Means of each arm over seeds drawn with replacement, the same seeds for all arms."""
-    draws = np.random.default_rng(1).integers(0, len(arms[0]), (DRAWS, len(arms[0])))
-    return [values[draws].mean(axis=1) for values in arms]
-
-
-def ranged(value, draws, form):
-    """A value with the middle 95 % of its draws."""
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return f"{value:{form}} ({low:{form}} to {high:{form}})"
+def geometric(values, form, bound=""):
+    """Geometric mean with its 95 % interval; of bounds only the end that holds."""
+    logs = np.log(values)
+    low, high = np.exp(ttest_1samp(logs, 0).confidence_interval())
+    ends = {"": f"{low:{form}} to {high:{form}}"}
+    ends |= {"at least ": f"from {low:{form}}", "at most ": f"to {high:{form}}"}
+    return f"{bound}{np.exp(logs.mean()):{form}} ({ends[bound]})"
 
 
 def head(*names):
@@ -130,53 +130,58 @@ def compared(records, share):
 
 
 def samples_table(records, share):
-    """Samples to a share of the target, and over those of the arm to compare with."""
-    samples = "samples to the target (95 %, bootstrap)"
-    ratio = "over AdamW's (95 %, bootstrap)"
-    yield from head("global batch", "optimizer", "reached", samples, "updates", ratio)
-    for batch, name, repeated, others in compared(records, share):
-        yield f"| {batch:,} | {name} | {cells(repeated, others, share)} |"
+    """Samples to a share of the target."""
+    names = "mean", "median", "geometric mean (95 %)"
+    yield from head("global batch", "optimizer", "reached", *names, "updates, mean")
+    for batch, name, repeated, _ in compared(records, share):
+        values = samples_of(repeated, share)
+        reached = sum(each is not None for each in crossings(repeated, share))
+        if not reached:
+            yield f"| {batch:,} | {name} | none | more than {values.min():,.0f} | | | |"
+            continue
+        bound = "at least " if has_missed(repeated, share) else ""
+        row = [f"{batch:,}", name, f"{reached} of {len(values)}"]
+        row += [f"{bound}{each:,.0f}" for each in (values.mean(), np.median(values))]
+        row += [geometric(values, ",.0f", bound), f"{bound}{values.mean() / batch:,.0f}"]
+        yield f"| {' | '.join(row)} |"
 
 
 def paired_table(records):
     """Every arm over the one to compare with, by means, by medians and seed by seed."""
-    names = "means", "means, one seed left out", "medians", "seed by seed (95 %, Student's t)", "p"
-    yield from head("target over guess", "global batch", "optimizer", *names)
+    names = "means", "means, one seed left out", "medians", "seed by seed (95 %)"
+    chances = "p, Student's t", "p, sign flips"
+    yield from head("target over guess", "global batch", "optimizer", *names, *chances)
     for share in (1.0, NEARER):
         for batch, name, repeated, others in compared(records, share):
-            if others == repeated or has_missed(repeated, share) or has_missed(others, share):
-                continue
-            values, theirs = samples_of(repeated, share), samples_of(others, share)
-            logs = np.log(values / theirs)
-            found = ttest_1samp(logs, 0)
-            low, high = np.exp(found.confidence_interval())
-            without = (values.sum() - values) / (theirs.sum() - theirs)
-            row = [f"{OVER_GUESS * share:.2f}", f"{batch:,}", name]
-            row += [f"{values.mean() / theirs.mean():.2f}"]
-            row += [f"{min(without):.2f} to {max(without):.2f}"]
-            row += [f"{np.median(values) / np.median(theirs):.2f}"]
-            row += [f"{np.exp(logs.mean()):.2f} ({low:.2f} to {high:.2f})"]
-            row += ["< 0.001" if found.pvalue < 0.001 else f"{found.pvalue:.3f}"]
-            yield f"| {' | '.join(row)} |"
+            row = cells(repeated, others, share) if others != repeated else None
+            if row:
+                row = [f"{OVER_GUESS * share:.2f}", f"{batch:,}", name, *row]
+                yield f"| {' | '.join(row)} |"
 
 
 def cells(repeated, others, share):
-    """Cells of `samples_table` beside those of `others`."""
-    values = samples_of(repeated, share)
-    reached = sum(each is not None for each in crossings(repeated, share))
-    (draws,) = drawn_means(values)
-    of_missed = [has_missed(each, share) for each in (repeated, others)]
-    text = ""
-    if others != repeated and len(others) == len(repeated) and not all(of_missed):
-        theirs = samples_of(others, share)
-        of_both = drawn_means(values, theirs)
-        text = "at least " if of_missed[0] else "at most " if of_missed[1] else ""
-        text += ranged(values.mean() / theirs.mean(), of_both[0] / of_both[1], ".2f")
-    if not reached:
-        return f"none | more than {values.min():,.0f} | | {text}"
-    least = "at least " if of_missed[0] else ""
-    samples, updates = ranged(values.mean(), draws, ",.0f"), values.mean() / repeated[0]["batch"]
-    return f"{reached} of {len(repeated)} | {least}{samples} | {updates:,.0f} | {text}"
+    """Cells of `paired_table`; None where both arms missed the target."""
+    missed, theirs_missed = (has_missed(each, share) for each in (repeated, others))
+    if missed and theirs_missed:
+        return None
+    values, theirs = samples_of(repeated, share), samples_of(others, share)
+    bound = "at least " if missed else "at most " if theirs_missed else ""
+    without = (values.sum() - values) / (theirs.sum() - theirs)
+    logs = np.log(values / theirs)
+    flips = permutation_test([logs], np.mean, permutation_type="samples").pvalue
+    return [
+        f"{bound}{values.mean() / theirs.mean():.2f}",
+        f"{bound}{min(without):.2f} to {max(without):.2f}",
+        f"{bound}{np.median(values) / np.median(theirs):.2f}",
+        geometric(values / theirs, ".2f", bound),
+        chance(ttest_1samp(logs, 0).pvalue),
+        chance(flips),
+    ]
+
+
+def chance(value):
+    """The chance of a ratio as far from 1 without a difference."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def settings_table(records):
@@ -199,48 +204,40 @@ def settings_table(records):
             yield f"| {' | '.join(row)} |"
 
 
-def fitted(batches, samples):
-    """Least samples and critical batch of samples = least (1 + batch / critical)."""
+def fitted(records, optimizer):
+    """Least samples and critical batch of samples = least (1 + batch / critical), and a factor.
 
-    def residuals(logs):
-        least, critical = np.exp(logs)
-        return np.log(least * (1 + batches / critical)) - np.log(samples)
-
-    return np.exp(least_squares(residuals, np.log([samples.min(), batches.mean()])).x)
-
-
-def fits(records, optimizer):
-    """The fit and a thousand of drawn seeds, of batches without a miss; None below three."""
-    arms = {batch: of_arm(records, optimizer, batch, "seed") for batch in BUDGETS}
-    values = {
-        batch: samples_of(arm, NEARER)
-        for batch, arm in arms.items()
-        if arm and not has_missed(arm, NEARER)
-    }
-    if len(values) < 3:
+    By least squares of logarithms, one point for each run, of batches without a miss; None below
+    three. The 95 % interval of each is it divided and multiplied by its factor.
+    """
+    arms = [of_arm(records, optimizer, batch, "seed") for batch in BUDGETS]
+    arms = [arm for arm in arms if arm and not has_missed(arm, NEARER)]
+    if len(arms) < 3:
         return None
-    batches = np.array(list(values), dtype=float)
-    drawn = np.stack([drawn_means(each)[0][:1000] for each in values.values()], axis=1)
-    centre = fitted(batches, np.array([each.mean() for each in values.values()]))
-    return centre, np.array([fitted(batches, each) for each in drawn])
+    batches = np.array([each["batch"] for arm in arms for each in arm], dtype=float)
+    samples = np.concatenate([samples_of(arm, NEARER) for arm in arms])
+
+    def law(batches, least, critical):
+        return least + np.log1p(batches / np.exp(critical))
+
+    start = np.log([samples.min(), batches.mean()])
+    centre, covariance = curve_fit(law, batches, np.log(samples), start)
+    factors = np.exp(t.ppf(0.975, len(samples) - 2) * np.sqrt(np.diag(covariance)))
+    return np.stack([np.exp(centre), factors], axis=1)
 
 
 def fit_table(records):
-    """Critical batches, the noise scales measured in the same runs, and what they say further."""
+    """Critical batches, and the noise scales measured in the same runs."""
     noise = "noise scale at the target, plain and preconditioned"
-    wide = f"samples at {LARGEST:,} (95 %)"
-    yield from head("optimizer", "least samples", "critical batch (95 %)", noise, wide)
+    yield from head("optimizer", "least samples (95 %)", "critical batch (95 %)", noise)
     for optimizer in OPTIMIZERS:
-        found = fits(records, optimizer)
+        found = fitted(records, optimizer)
         if found is None:
             continue
-        (least, critical), drawn = found
-        largest = ranged(
-            least * (1 + LARGEST / critical), drawn[:, 0] * (1 + LARGEST / drawn[:, 1]), ",.0f"
-        )
+        row = [NAMES[optimizer]]
+        row += [f"{each:,.0f} ({each / by:,.0f} to {each * by:,.0f})" for each, by in found]
         scales = np.median(list(noises(records, optimizer)), axis=0)
-        row = NAMES[optimizer], f"{least:,.0f}", ranged(critical, drawn[:, 1], ",.0f")
-        yield f"| {' | '.join(row)} | {scales[0]:,.0f}, {scales[1]:,.0f} | {largest} |"
+        yield f"| {' | '.join(row)} | {scales[0]:,.0f}, {scales[1]:,.0f} |"
 
 
 def noises(records, optimizer, batches=tuple(BUDGETS)):
@@ -253,7 +250,7 @@ def noises(records, optimizer, batches=tuple(BUDGETS)):
 
 def noise_table(records):
     """From each batch to four times it: samples as measured, and as the noise scale predicts."""
-    ratio, by = "samples, times as many (95 %)", "predicted by the noise scale"
+    ratio, by = "samples, times as many, seed by seed (95 %)", "predicted by the noise scale"
     yield from head("optimizer", "batches", ratio, f"{by}: plain", "preconditioned")
     for optimizer in OPTIMIZERS:
         for batch, larger in pairwise(BUDGETS):
@@ -261,8 +258,7 @@ def noise_table(records):
             if not all(arms) or any(has_missed(arm, NEARER) for arm in arms):
                 continue
             values = [samples_of(arm, NEARER) for arm in arms]
-            draws = drawn_means(*values)
-            measured = ranged(values[1].mean() / values[0].mean(), draws[1] / draws[0], ".2f")
+            measured = geometric(values[1] / values[0], ".2f")
             predicted = [
                 (scale + larger) / (scale + batch)
                 for scale in np.median(list(noises(records, optimizer, (batch,))), axis=0)
@@ -279,7 +275,6 @@ def draw(records, path):
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    largest = 0
     for optimizer in OPTIMIZERS:
         arms = [of_arm(records, optimizer, batch, "seed") for batch in BUDGETS]
         points = [
@@ -290,15 +285,13 @@ def draw(records, path):
         ]
         colour, label = COLOURS[optimizer], NAMES[optimizer]
         axes.plot(*np.array(points).T, "o", ms=4, alpha=0.6, color=colour)
-        largest = max([largest, *(batch for batch, _ in points)])
-        found = fits(records, optimizer)
+        found = fitted(records, optimizer)
         if found is not None:
-            (least, critical), _ = found
-            batches = np.geomspace(min(BUDGETS), LARGEST)
+            least, critical = found[:, 0]
+            batches = np.geomspace(min(BUDGETS), max(BUDGETS))
             label += f": critical batch {critical:,.0f}"
             axes.plot(batches, least * (1 + batches / critical), color=colour)
         axes.plot([], [], "o-", color=colour, label=label)
-    axes.axvspan(largest, LARGEST, color="#eeeeee", label="beyond the data")
     axes.set(xscale="log", yscale="log", xlabel="global batch, sequences")
     axes.set_ylabel("samples to 1.25 times the context-free guess")
     axes.legend(frameon=False)
