@@ -6,7 +6,7 @@ import pytest
 
 from bert_tools.plan.cluster.forecast import HELD_OUT
 from bert_tools.plan.cluster.machine import constant_rows
-from support import REPOSITORY
+from support import REPOSITORY, load_study
 
 LOG = REPOSITORY / "logs" / "2026-11-22-cluster-model"
 TABLES = json.loads((LOG / "tables.json").read_text("utf-8"))
@@ -14,6 +14,7 @@ PAGE, STORY = (
     (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8")
     for name in ("concepts/cluster_model", "concepts/scaling")
 )
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 # Table -> numbers from it in sentences of the page, and in the story of scaling.
 SHOWN = {
     "errors": ("17 of 19", "17 of 19"),
@@ -49,10 +50,13 @@ def test_constants_are_what_the_model_takes_today():
 
 
 def test_errors_beside_a_forecast_are_those_of_the_tables():
-    step, whole = TABLES["errors"][2], TABLES["errors"][4]
+    _, whole, step, looked_up, *_ = load_study(LOG.name, "cluster_tables").errors(TABLES["errors"])
     assert (step[:2], whole[:2]) == (["held out", "step"], ["held out", "step x samples"])
     for row in (step, whole):
-        assert row[2] in HELD_OUT and f"mean error {row[3]}" in HELD_OUT
+        assert row[2] in HELD_OUT and f"mean error {row[4]}" in HELD_OUT
+    assert step[3] in HELD_OUT and f"class instead: {looked_up[2]}" in HELD_OUT
+    for page in (PAGE, STORY, README):
+        assert all(shown in page for shown in (whole[2], step[2], step[3], looked_up[2]))
 
 
 def test_numbers_in_sentences_stand_in_their_table():
