@@ -1,6 +1,6 @@
 """The Markdown tables of docs/how/speed.md, from the JSON that `run.sh` left at commit 616d0d8d.
 
-python table.py [--sentence] [DIR ...]     default: this file's directory
+python table.py [--ratios] [DIR ...]     default: this file's directory
 """
 
 import json
@@ -59,23 +59,24 @@ def table(here: Path) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def sentence(here: Path) -> str:
-    """The headline, in words."""
-    found = results(here)
-    ways = sorted({f'"{OTHERS[result["strongest"]]}"' for result in found.values()})
-    ratios = ", ".join(f"{each['ratio_strongest']:.2f}" for each in found.values())
-    sizes = ", ".join(re.sub(r", \d+", "", size) for size in found)
-    modern = {result.get("architecture", "bert") for result in found.values()} == {"modern"}
-    model, of_length = ("ModernBERT", " of the longest length") if modern else ("BERT", "")
-    return (
-        f"Our {model} step does **{ratios}** times as many sequences per second as the strongest"
-        f" padded way on a CPU ({' or '.join(ways)}), at {sizes}"
-        f" (layers x hidden{of_length}, two threads)."
-    )
+def ratios(places: list[Path]) -> str:
+    """Our rate over that of the strongest padded way: a row for each model and longest text."""
+    rows: dict[str, dict[str, str]] = {}
+    for here in places:
+        for size, result in results(here).items():
+            name = {"modern": "ModernBERT"}.get(result.get("architecture", ""), "BERT")
+            shape, _, rest = size.partition(",")
+            longest = rest.partition(" of ")[2] or "512"
+            low, _, high = result[f"ratio_{result['strongest']}_range"]
+            cell = f"{result['ratio_strongest']:.2f} ({low:.2f} to {high:.2f})"
+            rows.setdefault(f"{name}, up to {longest} tokens", {})[shape] = cell
+    shapes = list(dict.fromkeys(shape for row in rows.values() for shape in row))
+    lines = [["layers x hidden", *shapes], ["---"] * (1 + len(shapes))]
+    lines += [[name, *(row[shape] for shape in shapes)] for name, row in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    make = sentence if "--sentence" in words else table
-    where = [Path(word) for word in words if word != "--sentence"]
-    print("\n".join(make(each) for each in where or [Path(__file__).parent]))
+    places = [Path(word) for word in words if word != "--ratios"] or [Path(__file__).parent]
+    print(ratios(places) if "--ratios" in words else "\n".join(map(table, places)))
