@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from bert_tools.plan.law import local_exponents
+
 LOGS = Path(__file__).parent
 Rows = list[list[str]]  # the first is the head
 
@@ -306,13 +308,21 @@ def bubbles() -> Rows:
     return rows
 
 
+MOST_SLOPES = 4  # between more sizes they are noise
+
+
 def laws() -> Rows:
     """The laws that were fitted, with what each was fitted to."""
-    rows = [["name", "filters", "law, minutes"]]
+    bend = "exponent between neighbouring sizes"
+    rows = [["name", "filters", "law, minutes", "exponent (95 %)", bend]]
     for path in sorted((LOGS / "2026-11-22-scaling-law").glob("*.json")):
         law = json.loads(path.read_text())
         fitted = f"{law['coefficient_minutes']:#.4g} p^{law['exponent']:.3f}"
-        rows.append([f"`{path.stem}`", ", ".join(law["filters"]), fitted])
+        interval = f"{law['exponent_low']:.2f} to {law['exponent_high']:.2f}"
+        times = [(entry["accelerators"], entry["time_min"]) for entry in law["entries"]]
+        slopes = local_exponents(times)
+        bent = ", ".join(f"{slope:.2f}" for slope in slopes) if len(slopes) <= MOST_SLOPES else ""
+        rows.append([f"`{path.stem}`", ", ".join(law["filters"]), fitted, interval, bent])
     return rows
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from bert_tools.plan.entries import Entry
-from bert_tools.plan.law import CEREBRAS, fit_law, in_words
+from bert_tools.plan.law import CEREBRAS, fit_law, in_words, local_exponents
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
-from support import TOOLS
+from support import REPOSITORY, TOOLS
 
 A100 = ("submitter=NVIDIA", "division=closed", "accelerator~A100")
 H100 = ("submitter~NVIDIA", "round>=3.0", "round<=3.1", "accelerator~H100")
@@ -95,6 +95,19 @@ def test_the_quoted_laws_of_the_shipped_table_are_numpys(fitted):
         assert (answer["exponent"], answer["coefficient_minutes"]) == pytest.approx(by_numpy)
         assert answer["throughput_exponent"] == pytest.approx(slope(rows, "seq_per_s")[0])
         assert answer["samples_exponent"] == pytest.approx(slope(rows, "samples_million")[0])
+
+
+def test_the_law_of_the_page_bends_as_it_says(fitted):
+    answer = fitted("round=2.1", *A100)
+    page = " ".join((REPOSITORY / "docs" / "concepts" / "scaling.md").read_text("utf-8").split())
+    slopes = [f"{slope:.2f}" for slope in answer["local_exponents"]]
+    assert slopes == ["-0.92", "-0.64", "-0.52"] and all(f" is {each}" in page for each in slopes)
+    assert f"{answer['exponent_low']:.2f} to {answer['exponent_high']:.2f}" in page
+
+
+def test_several_times_at_one_size_count_as_their_geometric_mean():
+    points = [(64, 2.0), (8, 4.0), (8, 16.0), (128, 1.0)]
+    assert local_exponents(points) == pytest.approx([-2 / 3, -1])
 
 
 def test_cerebras_law_is_the_line_through_all_five_entries_of_v07():

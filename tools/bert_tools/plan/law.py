@@ -11,6 +11,8 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from mlperf_bert.errors import ConfigError, DataError, one_line
 _MAX_EXPONENT = 10  # so that every value of the law is a finite number
 _PUBLISHED = "published results"
 _FEW = 8  # with fewer entries, the printed line says that the interval is not reliable
+_MAX_LISTED = 8  # with more sizes, exponents between neighbouring sizes are not printed
 _HEADER = ("entry", "accelerators", "time, min", "samples, M", "seq/s", "time / law")
 
 
@@ -120,6 +123,19 @@ def _fit(points: Sequence[tuple[int | None, float | None]]) -> PowerLaw | None:
     )
 
 
+def local_exponents(points: Iterable[tuple[float, float]]) -> list[float]:
+    """Return the exponents between neighbouring numbers of accelerators, the smallest ones first.
+
+    `points` are (accelerators, time). Several times at one number count as their geometric mean. If
+    the exponents differ much, one power law does not describe all points.
+    """
+    logs: dict[float, list[float]] = {}
+    for size, value in sorted(points):
+        logs.setdefault(math.log(size), []).append(math.log(value))
+    means = [(size, fmean(values)) for size, values in logs.items()]
+    return [(later - first) / (larger - size) for (size, first), (larger, later) in pairwise(means)]
+
+
 def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     """Fit a scaling law to the results that the user chose.
 
@@ -148,6 +164,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "source": str(args.directory or _PUBLISHED),
         "filters": args.filter,
         **_part("", law.time, "coefficient_minutes"),
+        "local_exponents": local_exponents(_times(law)),
         **_part("throughput_", law.throughput),
         **_part("samples_", law.samples),
         "entries": [asdict(each) | {"residual_factor": law.residual(each)} for each in law.entries],
@@ -166,6 +183,10 @@ def _part(name: str, part: PowerLaw | None, coefficient: str = "coefficient") ->
         f"{name}exponent_high": high,
         f"{name}{coefficient}": part and part.coefficient,
     }
+
+
+def _times(law: ScalingLaw) -> list[tuple[float, float]]:
+    return [(each.accelerators or math.nan, each.time_min or math.nan) for each in law.entries]
 
 
 def in_words(
@@ -222,6 +243,10 @@ def _laws(law: ScalingLaw) -> Iterator[str]:
         yield f"    exponent {_interval(law.samples)}"
     else:
         yield "  not split into samples and throughput, because fewer than two sizes have samples"
+    slopes = local_exponents(_times(law))
+    if 1 < len(slopes) < _MAX_LISTED:
+        shown = ", ".join(f"{slope:.2f}" for slope in slopes)
+        yield f"exponents between neighbouring sizes, which one law assumes to be equal: {shown}"
     if -1 < law.time.exponent < -0.1:
         more = 2 ** (-1 / law.time.exponent)
         yield (
