@@ -6,14 +6,16 @@ and the choice of rows are this file's.
 
 import csv
 import json
+import math
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from bert_tools.common.results import mean_and_half_width
 from bert_tools.plan.law import local_exponents
 
 LOGS = Path(__file__).parent
@@ -241,17 +243,18 @@ def tuned() -> Rows:
     by_seed = study["fresh_seeds"]
     seeds = ", ".join(map(str, by_seed[0]["seeds"]))
     head = ["config", f"samples to the target on seeds {seeds}", "mean", "fewer than the default"]
-    rows = [[*head, "on the line between evaluations", "fewer, standard deviation"]]
+    rows = [[*head, "on the line between evaluations", "over the default's, by seed (95 %)"]]
     default = by_seed[0]["between"]
     for row in by_seed:
         each = ", ".join(f"{needed:,.0f}" for needed in row["needed"])
         line = f"{fmean(row['between']):,.0f}"
         fewer = "" if row["gain_percent"] is None else f"{row['gain_percent']:.1f} %"
-        each_less = (old - new for old, new in zip(default, row["between"], strict=True))
-        gains = [100 * less / fmean(default) for less in each_less]
-        gained = f"{fmean(gains):.1f} %, {stdev(gains):.1f} %" if any(gains) else ""
+        logs = [math.log(new / old) for old, new in zip(default, row["between"], strict=True)]
+        mean, half = mean_and_half_width(logs)
+        low, middle, high = (math.exp(mean + sign * (half or 0)) for sign in (-1, 0, 1))
+        ratio = f"{middle:.2f} ({low:.2f} to {high:.2f})" if any(logs) else ""
         name = names.get(row["subject"], row["subject"])
-        rows.append([name, each, f"{row['mean']:,.0f}", fewer, line, gained])
+        rows.append([name, each, f"{row['mean']:,.0f}", fewer, line, ratio])
     return rows
 
 
