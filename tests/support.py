@@ -87,9 +87,9 @@ def refusal(capsys, *words):
 
 @cache
 def oldest_python():
-    """The oldest Python 3 from 3.8 on of this machine, with which a login node may have to do."""
+    """The oldest Python 3 from 3.6 on of this machine, with which a login node may have to do."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for minor in range(8, sys.version_info.minor):
+    for minor in range(6, sys.version_info.minor):
         found = [*pyenv.glob(f"3.{minor}.*/bin/python3"), shutil.which(f"python3.{minor}")]
         for program in map(str, filter(None, found)):
             version = run_process(program, "-c", "import sys; print(sys.version_info[:2])").stdout

@@ -183,7 +183,6 @@ def test_hosts_whose_own_names_are_loopback_addresses(hosts, tiny, tmp_path):
             environ = {
                 "SLURMD_NODENAME": names[rank],
                 "SLURM_STEP_NODELIST": "node[1-2]",
-                "SLURM_LAUNCH_NODE_IPADDR": ADDRESSES[0],
             }
             tasks.append(start_task(rank, host, words, tmp_path / "audit.jsonl", **environ))
         outputs = [task.communicate(timeout=120)[0] for task in tasks]

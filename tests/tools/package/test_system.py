@@ -46,7 +46,6 @@ MEASURED = {
     "accelerator_frequency": "1.98 GHz (maximum)",
     "accelerator_host_interconnect": "PCIe 5.0 x16",
     "framework": f"PyTorch {torch.__version__}",
-    "other_software_stack": f"Python {platform.python_version()}, NVIDIA driver 580.95.05",
     "operating_system": platform.freedesktop_os_release()["PRETTY_NAME"],
     "sw_notes": "none",
 }
@@ -83,7 +82,8 @@ def described(root, name):
 def test_what_is_unknown_is_measured_and_the_rest_is_kept(machine, capsys):
     before = described(machine, ONE_GPU)
     assert main(["system", ONE_GPU]) == 0
-    *changes, last = capsys.readouterr().out.splitlines()
+    no_cuda, *changes, last = capsys.readouterr().out.splitlines()
+    assert no_cuda.startswith("other_software_stack: not changed, because torch finds no GPU")
     after = described(machine, ONE_GPU)
     assert {field: after[field] for field in MEASURED} == MEASURED
     changed = [field for field in before if before[field] != after[field]]
@@ -93,7 +93,15 @@ def test_what_is_unknown_is_measured_and_the_rest_is_kept(machine, capsys):
     assert last == f"still unknown: {', '.join(unknown)}"
     assert {"cooling", "host_memory_configuration", "accelerator_on-chip_memories"} < set(unknown)
     assert main(["system", ONE_GPU]) == 0
-    assert capsys.readouterr().out == f"{last}\n"
+    assert capsys.readouterr().out == f"{no_cuda}\n{last}\n"
+
+
+def test_another_gpu_than_the_described_one_is_said(machine, capsys):
+    program = machine / "bin" / "nvidia-smi"
+    program.write_text(program.read_text().replace("H200", "A100"))
+    assert main(["system", ONE_GPU]) == 0
+    assert "but this machine has NVIDIA A100\n" in capsys.readouterr().out
+    assert "H200" in described(machine, ONE_GPU)["accelerator_model_name"]
 
 
 def test_known_values_stay_without_programs_and_software_is_replaced(machine, capsys):

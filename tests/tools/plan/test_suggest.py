@@ -144,7 +144,8 @@ def test_shipped_configs_have_the_time_limit_that_plan_forecasts():
     closed = 0
     for path in CONFIGS.glob("*.toml"):
         config = load_config(path)
-        assert config.run.slurm_minutes == slurm_minutes(config, path.stem), path
+        if config.run.device == "cuda":  # nothing forecasts how fast a CPU is
+            assert config.run.slurm_minutes == slurm_minutes(config, path.stem), path
         size = re.match(r"(?:dgx)?(.100|h200)_", path.name)
         if size and (minutes := published_minutes(size[1].upper(), config.parallel.world_size)):
             closed += 1

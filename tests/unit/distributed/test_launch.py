@@ -256,7 +256,21 @@ def test_where_rank_zero_does_not_listen_is_one_line(address, message):
         store_of_rank_zero("127.0.0.1", number, RANKS[1], timedelta(seconds=0.1))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "last"),
+    [
+        ("gpu007", "gpu007"),
+        ("gpu[007-010,12],login", "login"),
+        ("login,gpu[007-010,12]", "gpu12"),
+        ("n[1-2]-ib,rack[2,4]node[08-09]", "rack4node09"),
+    ],
+)
+def test_the_last_host_of_a_list(nodes, last):
+    assert meeting.last_host(nodes) == last
+
+
 MINE = {"eth0": b"\x0a\x00\x00\x01", "ib0": b"\x0a\x01\x00\x01", "lo": b"\x7f\x00\x00\x01"}
+MINE["docker0"] = b"\xac\x11\x00\x01"
 OURS = {**STEP, **PORT, "SLURMD_NODENAME": "gpu007", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
 
 
@@ -266,7 +280,7 @@ OURS = {**STEP, **PORT, "SLURMD_NODENAME": "gpu007", "SLURM_PROCID": "0", "SLURM
         ("eth0 ib0", {GLOO: "ib0"}, "10.1.0.1"),
         ("eth0 ib0", {"NCCL_SOCKET_IFNAME": "ib,eth"}, "10.0.0.1"),
         ("eth0 ib0", {"NCCL_SOCKET_IFNAME": "=ib0"}, "10.1.0.1"),
-        ("eth0", {"NCCL_SOCKET_IFNAME": "^docker", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}, None),
+        ("eth0 docker0", {"NCCL_SOCKET_IFNAME": "^docker"}, None),
         ("eth0", {}, None),
         ("eth0 ib0", {}, r"gpu007 is a loopback .* 10\.0\.0\.1 \(eth0\), 10\.1\.0\.1 \(ib0\)"),
         ("", {}, "whose other addresses are none"),
@@ -277,6 +291,7 @@ def test_a_host_whose_name_is_a_loopback_address(interfaces, environ, found, mon
     here = [(number, name) for number, name in enumerate(["lo", *interfaces.split()])]
     monkeypatch.setattr(socket, "if_nameindex", lambda: here)
     monkeypatch.setattr(meeting, "_ipv4_of", MINE.get)
+    monkeypatch.setattr(meeting, "_own_address_to", lambda other: None)  # no such hosts here
     resolved = {"gpu007": "127.0.1.1", "gpu008": "10.0.0.2"}
     answer = socket.AF_INET, socket.SOCK_STREAM, 0, ""
     monkeypatch.setattr(

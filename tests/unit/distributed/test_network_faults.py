@@ -107,6 +107,10 @@ def test_no_time_is_named_that_did_not_pass(text):
             "n:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]ib0:10.1.0.1<0>\n",
             "nccl over Socket (eth0, ib0)",
         ),
+        (
+            "n:1:1 [0] NCCL INFO NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [RO]\n",
+            "nccl over IB (mlx5_0, mlx5_1)",
+        ),
         ("", "nccl over an unknown network"),
     ],
 )

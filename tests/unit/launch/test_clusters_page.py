@@ -1,4 +1,4 @@
-"""Commands of docs/guides/clusters.md and jobset.yaml parse, with the ranks of their configs."""
+"""Commands of the pages on clusters and of jobset.yaml parse, with the ranks of their configs."""
 
 import re
 import shlex
@@ -11,7 +11,10 @@ from mlperf_bert.__main__ import make_parser
 from mlperf_bert.config.files import find_config, load_config
 from support import PACKAGE, REPOSITORY
 
-PAGE = (REPOSITORY / "docs/guides/clusters.md").read_text("utf-8").replace("\\\n", " ")
+PAGES = [
+    (REPOSITORY / f"docs/guides/{name}.md").read_text("utf-8") for name in ("clusters", "slurm")
+]
+PAGE = "".join(PAGES).replace("\\\n", " ")
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^\| [^|]+ \| `(.+)` \|$", PAGE, re.MULTILINE)
 COMMANDS += "".join(BLOCKS).splitlines()

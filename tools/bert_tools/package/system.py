@@ -56,11 +56,16 @@ def run(args: argparse.Namespace) -> int:
         problem = f"has {described} accelerators per node, but nvidia-smi lists {len(gpus)}"
         raise ConfigError(args.name, problem, "run the command on a node of this system")
     measured = _processors() | _devices() | _gpu_and_software(gpus)
+    if described and "CUDA" not in measured["other_software_stack"]:
+        print("other_software_stack: not changed, because torch finds no GPU to ask about CUDA")
+        measured.pop("other_software_stack")
     for field, old in description.items():
         new = one_line(measured.get(field, ""))
         if new and new != old and (field in _SOFTWARE or UNKNOWN in old):
             print(f"{field}: {one_line(old)} -> {new}")
             description[field] = new
+        elif new and new != old and field == "accelerator_model_name":
+            print(f"{field}: not changed from {one_line(old)}, but this machine has {new}")
     write_file(path, (json.dumps(description, indent=4) + "\n").encode())
     print(f"still unknown: {', '.join(unknown_fields(description)) or 'nothing'}")
     return 0

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `train --rehearse` to its parser."""
     describe(
         parser,
-        "Check on this machine whether one rank of a run can start, without the other ranks and "
+        "Look on this machine for what would stop one rank of a run, without the other ranks and "
         "without a GPU. The command goes through the start of the run up to the first step, and "
         "prints what this rank would read, compute, keep in memory and write. It writes nothing. "
         "If something would go wrong, it prints one line and exits with status 2.",
@@ -51,7 +51,15 @@ def run(args: argparse.Namespace) -> int:
         print(line, flush=True)
     seconds = time.perf_counter() - began
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"rank {args.rehearse} can start; rehearsed in {seconds:.0f} s, with {_gib(most)}")
+    skipped = [
+        name for name, given in (("data", args.data), ("run directory", args.run_dir)) if not given
+    ]
+    skipped += ["weights"] if _lacks_weights(config) else []
+    left_out = ", ".join([*skipped, "network", "GPU"])
+    print(
+        f"found nothing that stops rank {args.rehearse}, in {seconds:.0f} s and {_gib(most)} "
+        f"(not checked: {left_out})"
+    )
     return 0
 
 
@@ -98,11 +106,14 @@ def _rehearsed(args: argparse.Namespace, config: RunConfig) -> Iterator[str]:
         yield from _files(args.run_dir, config, info, built)
 
 
+def _lacks_weights(config: RunConfig) -> bool:
+    return config.mlperf.division == "closed" and not config.run.init_checkpoint
+
+
 def _weights_in_words(config: RunConfig) -> str:
-    first = config.run.init_checkpoint
-    if first:
-        return f"weights: those in {first} fit this config"
-    if config.mlperf.division == "closed":
+    if config.run.init_checkpoint:
+        return f"weights: those in {config.run.init_checkpoint} fit this config"
+    if _lacks_weights(config):
         return "weights: not checked; the closed division needs them, so pass --init-checkpoint"
     return "weights: drawn from the seed"
 
@@ -130,8 +141,10 @@ def _check_gpu_memory(path: Path, config: RunConfig, steps: "Steps", built: "Bui
     words = f"a step of {steps.most_tokens:,} tokens needs at least {_gib(needed)}"
     names = path.stem.split("_")
     gpu = next((gpu for gpu in accelerators() if SYSTEMS.get(gpu) in names), None)
-    if gpu is None or config.run.device == "cpu":
+    if config.run.device == "cpu":
         return f"{words}, without temporary memory"
+    if gpu is None:
+        return f"{words}; not compared with a GPU, because the name of the config contains none"
     there = accelerators()[gpu].memory_gib
     if needed > there * _GIB:
         problem = f"{words} of memory, but {gpu.upper()} has {there} GiB"

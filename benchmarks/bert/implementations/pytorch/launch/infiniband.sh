@@ -16,14 +16,13 @@ compute_adapters() { # [directory instead of /sys]
     done
     for adapter in "$sys"/class/infiniband/*; do
         path=$(root_port "$adapter/device")
-        [[ -n $path && $roots == *" $path "* ]] || continue
-        ! grep -qs ACTIVE "$adapter"/ports/*/state || found+=("${adapter##*/}")
+        if [[ -n $path && $roots == *" $path "* ]]; then found+=("${adapter##*/}"); fi
     done
     (IFS=,; echo "${found[*]-}")
 }
 
 root_port() { # device in sysfs; prints the part of its path that ends with the root port
-    readlink -f "$1" | sed -nE 's|.*/(pci[^/]*/[^/]*)/.*|\1|p'
+    { readlink -f "$1" || true; } | sed -nE 's|.*/(pci[^/]*/[^/]*)/.*|\1|p'
 }
 
 device_mounts() { # [directory instead of /dev]; prints mounts for pyxis, which are needed where enroot's hook is off
@@ -43,4 +42,7 @@ fi
 if [ "${SHARP:-0}" = 1 ]; then
     export NCCL_COLLNET_ENABLE=${NCCL_COLLNET_ENABLE:-1} NCCL_GRAPH_REGISTER=${NCCL_GRAPH_REGISTER:-1}
 fi
-[ -z "${CONT:-}" ] || export MELLANOX_VISIBLE_DEVICES=${MELLANOX_VISIBLE_DEVICES:-all}
+# Without such adapters, enroot's hook for them fails, and no container starts.
+if [ -n "${CONT:-}" ] && compgen -G '/sys/class/infiniband/mlx*' >/dev/null; then
+    export MELLANOX_VISIBLE_DEVICES=${MELLANOX_VISIBLE_DEVICES:-all}
+fi

@@ -15,12 +15,10 @@ it sets variables that precede sbatch on the same line:
     PYTHON   interpreter of the job, so that it does not need .venv    [the job uses .venv]
     SHARP    1 requests switches that add up gradients (--network=sharp)  [0]
 
-A login node may have neither .venv nor Python 3.11, so this script needs only Python 3.8 and its
+A login node may have neither .venv nor Python 3.11, so this script needs only Python 3.6 and its
 standard library. It therefore reads the config with a small parser of its own, which accepts only
 lines of the form `[section]` and `key = value`.
 """
-
-from __future__ import annotations
 
 import argparse
 import difflib
@@ -35,9 +33,12 @@ PYTORCH = Path(os.path.abspath(__file__)).parents[1]  # without resolving links,
 REPOSITORY = PYTORCH.parents[3]
 SHIPPED = PYTORCH / "mlperf_bert" / "configs"
 START_MINUTES = 5  # to unpack the image, test the network and copy data, once per job
+# Ranks that cannot meet give up after run.hang_timeout_s, ten minutes. SLURM must not end the job
+# before they have said so.
+LEAST_MINUTES = 15
 # The settings that matter to SLURM: their defaults and the words they allow, as in the package's
 # config/sections.py. A number is an integer of at least 1.
-SETTINGS: dict[str, tuple[int | str, tuple[str, ...]]] = {
+SETTINGS: "dict[str, tuple[int | str, tuple[str, ...]]]" = {
     "parallel.nodes": (1, ()),
     "parallel.ranks_per_node": (1, ()),
     "run.slurm_minutes": (240, ()),
@@ -101,7 +102,7 @@ def find_config(text: str) -> Path:
     return shipped
 
 
-def read_settings(path: Path, overrides: list[str]) -> dict[str, int | str]:
+def read_settings(path: Path, overrides: "list[str]") -> "dict[str, int | str]":
     """Return the values of SETTINGS in a config, after the overrides of --set."""
     found = {name: default for name, (default, _) in SETTINGS.items()}
     try:
@@ -126,7 +127,7 @@ def read_settings(path: Path, overrides: list[str]) -> dict[str, int | str]:
     return found
 
 
-def put(found: dict[str, int | str], name: str, text: str, origin: str) -> None:
+def put(found: "dict[str, int | str]", name: str, text: str, origin: str) -> None:
     """Store the value of a setting in `found`, if the setting is one of SETTINGS."""
     if name not in found:
         return
@@ -146,23 +147,23 @@ def is_count(text: str) -> bool:
 
 
 def check_environment(name: str) -> None:
-    """Say if the job has to install .venv. Refuse if .venv has a torch without CUDA."""
+    """Refuse a job for GPUs if .venv is missing, or has a torch without CUDA.
+
+    The job would otherwise install gigabytes while all its nodes wait, or start without a GPU.
+    """
     versions = sorted(REPOSITORY.glob(".venv/lib/python*/site-packages/torch/version.py"))
-    container = "for a container, export CONT=IMAGE"
+    found = versions[0].read_text(encoding="utf-8") if versions else ""
     if not versions:
-        print(
-            f"slurm_options.py: note: {REPOSITORY}/.venv has no torch, so the job installs it on "
-            f"its first node; to install it now, type: TORCH=cuda tools/venv.sh ({container})",
-            file=sys.stderr,
-        )
-    elif re.search(r"(?m)^cuda\b.*= None$", versions[0].read_text(encoding="utf-8")):
-        refuse(
-            f"{REPOSITORY}/.venv: has torch for CPUs, but {name} needs GPUs; type: rm -r .venv && "
-            f"TORCH=cuda tools/venv.sh ({container})"
-        )
+        problem, remedy = "has no torch", "TORCH=cuda tools/venv.sh"
+    elif re.search(r"(?m)^cuda\b.*= None$", found):
+        problem, remedy = "has torch for CPUs", "rm -r .venv && TORCH=cuda tools/venv.sh"
+    else:
+        return
+    container = "or for a container, export CONT=IMAGE"
+    refuse(f"{REPOSITORY}/.venv: {problem}, but {name} needs GPUs; type: {remedy} ({container})")
 
 
-def sbatch_options(path: Path, settings: dict[str, int | str]) -> list[str]:
+def sbatch_options(path: Path, settings: "dict[str, int | str]") -> "list[str]":
     """Return the options for a job with the size and the time limit of a config."""
     runs = given("NEXP") or "1"
     if not is_count(runs):
@@ -172,6 +173,7 @@ def sbatch_options(path: Path, settings: dict[str, int | str]) -> list[str]:
     ranks = int(settings["parallel.ranks_per_node"])
     tasks = ranks * (2 if settings["data.loader"] == "mpi_readers" else 1)
     minutes = int(runs) * int(settings["run.slurm_minutes"]) + START_MINUTES
+    minutes = max(minutes, LEAST_MINUTES)
     options = [
         f"--job-name={path.stem}",
         f"--nodes={settings['parallel.nodes']}",
@@ -208,7 +210,14 @@ def slurm_counts_no_gpus() -> bool:
     """
     command = ["sinfo", "--noheader", "--format=%G"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(  # as in Python 3.6, which has no capture_output
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            timeout=30,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0 and not re.search(r"\bgpu\b", done.stdout)

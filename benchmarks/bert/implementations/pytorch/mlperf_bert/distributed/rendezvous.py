@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the kernel's ports for outgoing connections
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-_SRUN_HOST = "SLURM_LAUNCH_NODE_IPADDR"  # where srun runs, as the nodes of the step reach it
 _OPEN_MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 _BACKLOG = 4096  # ranks that may connect at the same time
 _POLL_S = 0.05
 WAITING_S = 30.0  # how long rank 0 waits for other ranks before it says so
 _SIOCGIFADDR = 0x8915  # Linux's request for the IPv4 address of an interface
 _ANY_PORT = 9  # a UDP socket needs a port to find a route, but sends nothing
+_BRIDGES = ("docker", "br-", "virbr")  # interfaces of containers and virtual machines on this host
 _NAME_ADDRESS = "set MASTER_ADDR to rank 0's address in the network that connects the nodes"
 
 
@@ -227,8 +227,8 @@ def _reachable(address: str, info: RankInfo, environ: Mapping[str, str]) -> str:
     On Ubuntu, /etc/hosts gives a host's own name the address 127.0.1.1, also in containers that get
     this file from their host. Only ranks on rank 0's host see that address, and other nodes resolve
     the name to a real one. The function returns this host's address on the interface that the user
-    has set for gloo or NCCL, or else on the route to the host of srun, or else this host's only
-    address. Rank 0 says which address it took. Raises ConfigError if there are several.
+    has set for gloo or NCCL, or else on the route to the last node of the SLURM step, or else this
+    host's only address. Rank 0 says which address it took. Raises ConfigError if there are several.
     """
     names = (socket.gethostname(), environ.get("SLURMD_NODENAME", ""))
     if address.partition(".")[0] not in [name.partition(".")[0] for name in names]:
@@ -236,9 +236,13 @@ def _reachable(address: str, info: RankInfo, environ: Mapping[str, str]) -> str:
     if not _is_loopback_here(address):
         return address
     own = {name: ip for name in _interfaces() if (ip := _text_of(_ipv4_of(name)))}
-    own = {name: ip for name, ip in own.items() if not ipaddress.ip_address(ip).is_loopback}
+    own = {
+        name: ip
+        for name, ip in own.items()
+        if not (name.startswith(_BRIDGES) or ipaddress.ip_address(ip).is_loopback)
+    }
     chosen = _chosen_interface(environ)
-    by_route = _own_address_to(environ.get(_SRUN_HOST, ""))
+    by_route = _own_address_to(last_host(environ.get("SLURM_STEP_NODELIST", "")))
     if chosen in own:
         found, why = own[chosen], f"the interface {chosen} is set"
     elif by_route is not None:
@@ -365,6 +369,12 @@ def first_host(node_list: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
 
 
+def last_host(node_list: str) -> str:
+    """Return the last name of a SLURM host list, such as `gpu012` for `gpu[007-010,012]`."""
+    last = re.split(r",(?![^\[]*\])", node_list)[-1]
+    return re.sub(r"\[[^\]]*?(\w+)\]", r"\1", last)
+
+
 def _listen(address: str, port: int, *, spans_nodes: bool) -> socket.socket:
     """Create a server socket that listens only on `address`. Raises ConfigError if that fails."""
     try:
@@ -415,11 +425,11 @@ def _default_address(info: RankInfo, environ: Mapping[str, str]) -> str:
 
 
 def record_nccl(path: Path) -> None:
-    """Let NCCL write to a file which network it uses, unless the user has set NCCL_DEBUG.
+    """Let NCCL write to a file which network it uses, unless the user lets it print that.
 
     Call this function before the process joins the group.
     """
-    if "NCCL_DEBUG" not in os.environ:
+    if os.environ.get("NCCL_DEBUG", "").upper() not in ("INFO", "TRACE"):
         os.environ |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
@@ -439,6 +449,6 @@ def transport(backend: str, nccl_log: str, environ: Mapping[str, str] = os.envir
         return f"{backend} over an unknown network"
     # NCCL lists its sockets too if it sends the data over InfiniBand.
     name, adapters = next((each for each in used if each[0] != "Socket"), used[0])
-    names = ", ".join(re.findall(r"\[\d+\]([\w.-]+)", adapters))
+    names = ", ".join(re.findall(r"\[\d+\] ?([A-Za-z][\w.-]*)", adapters))
     direct = ", directly from GPU memory" if "GDRDMA" in nccl_log else ""
     return f"{backend} over {name} ({names}){direct}"
