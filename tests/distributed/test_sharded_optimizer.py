@@ -29,15 +29,15 @@ from mlperf_bert.step.captured import warm_up
 from small_runs import CPU, MICRO_BATCHES, start
 
 STEPS = 30
+MODERN = ("model.architecture=modern", "model.objective=mlm", "model.attention_window=4")
 RULES = {  # and rates that learn something in STEPS
     "adamw": ("optim.name=adamw", "optim.learning_rate=3e-3"),
     "lamb": ("optim.name=lamb", "optim.learning_rate=1e-2"),
-    "muon of ModernBERT": (
-        *("optim.name=muon", "optim.learning_rate=3e-3"),
-        *("model.architecture=modern", "model.objective=mlm", "model.attention_window=4"),
-    ),
+    "muon of ModernBERT": ("optim.name=muon", "optim.learning_rate=3e-3", *MODERN),
+    "normuon of ModernBERT": ("optim.name=normuon", "optim.learning_rate=3e-3", *MODERN),
     "muon": ("optim.name=muon", "optim.learning_rate=3e-3"),
 }
+ON_TWO_RANKS = ("adamw", "lamb", "muon of ModernBERT", "normuon of ModernBERT")
 DTYPES = {"float64": torch.float64, "fp32": torch.float32}
 POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
 BUCKETS = "clip.policy=bucket_before_allreduce"
@@ -58,7 +58,7 @@ def trained_cases(mode, world_size):
     """Rule and dtype of its long runs: `flat` shares its parts with the others, and has one."""
     if mode == "flat":
         return [("adamw", "float64")]
-    some = [*product(("adamw", "lamb", "muon of ModernBERT"), ["float64"]), ("lamb", "fp32")]
+    some = [*product(ON_TWO_RANKS, ["float64"]), ("lamb", "fp32")]
     return list(product(RULES, DTYPES)) if world_size > 2 else some
 
 
@@ -282,7 +282,7 @@ def test_sharded_training_is_ddps(seen):
 
 
 @pytest.mark.longest
-@pytest.mark.parametrize("rule", ["adamw", "lamb", "muon of ModernBERT"])
+@pytest.mark.parametrize("rule", ON_TWO_RANKS)
 def test_two_ranks_train_as_four_do(of_two, of_four, rule):
     two, four = (each[0][f"zero1 {rule} float64"] for each in (of_two, of_four))
     torch.testing.assert_close(two["losses"], four["losses"], rtol=0, atol=1e-10)

@@ -46,6 +46,7 @@ def losses_of(run, steps=STEPS):
         ("model.attention=flash", "model.attention_dropout=0"),  # it draws its own
         ("optim.name=lamb",),
         ("optim.name=muon",),
+        ("optim.name=normuon",),
         ("model.precision=fp8",),
         ("model.kernels=reference",),
         ("model.objective=mlm",),

@@ -1,6 +1,6 @@
-"""Muon: Newton-Schulz against singular values and torch's, the dealing of matrices, a whole model.
+"""Muon and NorMuon: against singular values and torch, the dealing of matrices, a whole model.
 
-Its kernels are tested in `test_flat_kernels.py`, its shards in `test_sharded_optimizer.py`.
+Their kernels are tested in `test_flat_kernels.py`, their shards in `test_sharded_optimizer.py`.
 """
 
 import re
@@ -16,7 +16,13 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim import muon_plan
 from mlperf_bert.optim.flat_optimizer import MUON_MOMENTUM, is_exempt
-from mlperf_bert.optim.muon import COEFFICIENTS, muon_update, orthogonalize, orthogonalize_stack
+from mlperf_bert.optim.muon import (
+    COEFFICIENTS,
+    muon_update,
+    normuon_update,
+    orthogonalize,
+    orthogonalize_stack,
+)
 from mlperf_bert.optim.muon_plan import (
     assign_matrices,
     newton_schulz_flops,
@@ -62,6 +68,30 @@ def test_the_reference_is_torchs_bit_for_bit(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_normuon_is_the_papers_algorithm(shape):
+    """Li et al., arXiv 2510.05491, algorithm 1, with Nesterov's momentum and exact arithmetic."""
+    ours = random(*shape)
+    theirs, buffer, squares = (
+        ours.clone(),
+        torch.zeros_like(ours),
+        torch.zeros(shape[0], 1).double(),
+    )
+    momentum, of_rows = torch.zeros_like(ours), [0.0] * shape[0]
+    constants = {"lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY}
+    for step in range(5):
+        gradient = random(*shape, seed=step) * torch.logspace(-1, 1, shape[0]).double()[:, None]
+        normuon_update(ours, gradient, buffer, squares, **constants, products=torch.float64)
+        momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
+        update = by_singular_values(MOMENTUM * momentum + (1 - MOMENTUM) * gradient)
+        for row, values in enumerate(update):
+            of_rows[row] = 0.95 * of_rows[row] + 0.05 * float(values @ values) / shape[1]
+            update[row] = values / (of_rows[row] ** 0.5 + 1e-10)
+        rate = 0.2 * RATE * (shape[0] * shape[1]) ** 0.5 / update.norm()
+        theirs = theirs - RATE * DECAY * theirs - rate * update
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_newton_schulz_is_the_polynomial_of_singular_values(shape):
     matrix = random(*shape)
     expected = by_singular_values(matrix)
@@ -98,40 +128,58 @@ JOINED = {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2}
 MATRICES = {"bert": OF_BERT, "modern": {*JOINED, "attn.Wo.weight", "mlp.Wo.weight"}}
 
 
+@pytest.mark.parametrize("rule_name", ["muon", "normuon"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("stack_elements", [2**25, 3 * 20 * 20])
 @pytest.mark.parametrize("config", [ODD, MODERN], ids=["bert", "modern"])
-def test_a_models_update_is_the_readable_ones(config, dtype, stack_elements, monkeypatch):
-    """Matrix by matrix: of ModernBERT three, or two, in one parameter."""
+def test_a_models_update_is_the_readable_ones(
+    config, dtype, stack_elements, rule_name, monkeypatch
+):
+    """Matrix by matrix: of ModernBERT three, or two, in one parameter. One step is skipped."""
     monkeypatch.setattr(muon_plan, "STACK_ELEMENTS", stack_elements)
     model = BertForPretraining(config, torch.device("cpu"), seed=3).to(dtype)
-    rule = OptimSection(name="muon", learning_rate=RATE, weight_decay=DECAY)
+    rule = OptimSection(name=rule_name, learning_rate=RATE, weight_decay=DECAY)
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     state = {name: torch.zeros(2, *each.shape, dtype=dtype) for name, each in expected.items()}
-    optimizer, matrices = make_optimizer_alone(rule, model), set()
-    for step in range(1, 5):
+    optimizer, matrices, number = make_optimizer_alone(rule, model), set(), 0
+    for skip in (0.0, 0.0, 1.0, 0.0, 0.0):
         optimizer.zero_grad()
-        for number, (name, parameter) in enumerate(model.named_parameters()):
-            parameter.grad = random(*parameter.shape, seed=100 * step + number, dtype=dtype)
+        for seed, parameter in enumerate(model.parameters(), 100 * number):
+            parameter.grad = random(*parameter.shape, seed=seed, dtype=dtype)
+        number += skip == 0.0
+        for name, parameter in model.named_parameters() if skip == 0.0 else ():
             gradient, weight = parameter.grad.clone(), expected[name]
             kind = re.sub(r".*\.layers?\.\d+\.", "", name)
             if kind in MATRICES[config.architecture]:
                 matrices.add(kind)
-                constants = {"lr": RATE, "momentum": MUON_MOMENTUM, "weight_decay": DECAY}
-                of_each = [x.chunk(JOINED.get(kind, 1)) for x in (weight, gradient, state[name][0])]
-                for each in zip(*of_each, strict=True):
-                    muon_update(*each, **constants, products=dtype)
+                of_all = weight, gradient, *state[name]
+                for each in zip(*(x.chunk(JOINED.get(kind, 1)) for x in of_all), strict=True):
+                    update_matrix(rule_name, *each)
                 continue
             decay = 0.0 if is_exempt(name) else DECAY
             constants = {name: getattr(rule, name) for name in ("beta_1", "beta_2", "epsilon")}
             constants |= {"lr": RATE, "weight_decay": decay}
-            adamw_update(weight, gradient, *state[name], step, **constants)
+            adamw_update(weight, gradient, *state[name], number, **constants)
         rate = torch.tensor(RATE, dtype=torch.float64)
-        optimizer.step(rate, torch.ones(()), torch.zeros(()))
+        optimizer.step(rate, torch.ones(()), torch.tensor(skip))
     assert matrices == MATRICES[config.architecture]
     tolerance = 1e-12 if dtype == torch.float64 else 2e-5
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=tolerance)
+    for segment in optimizer.segments():
+        found = optimizer.shard.exp_avg_sq[segment.in_shard]
+        kept = state[segment.tensor.name][1].reshape(-1)
+        torch.testing.assert_close(found, kept, rtol=0, atol=tolerance)
+
+
+def update_matrix(rule_name, weight, gradient, momentum, second):
+    """By the rule's readable definition. `second` has rows' squares in its first column."""
+    constants = {"lr": RATE, "momentum": MUON_MOMENTUM, "weight_decay": DECAY}
+    if rule_name == "muon":
+        muon_update(weight, gradient, momentum, **constants, products=weight.dtype)
+    else:
+        more = constants | {"products": weight.dtype}
+        normuon_update(weight, gradient, momentum, second[:, :1], **more)
 
 
 def test_joined_matrices_that_begin_inside_a_block_are_refused():

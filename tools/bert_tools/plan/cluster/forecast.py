@@ -278,8 +278,10 @@ def _job_of(
         problem = "uses reference kernels or a sequence length other than 512, which is unsupported"
         remedy = "set data.max_seq_length to 512 and model.kernels to auto"
         raise ConfigError(origin, problem, remedy)
-    if config.optim.name == "muon":
-        problem = "is 'muon', but no published result with muon says how many samples it needs"
+    if config.optim.name in ("muon", "normuon"):
+        problem = (
+            f"is {config.optim.name!r}, but no published result says how many samples it needs"
+        )
         raise ConfigError("optim.name", problem, "use another optimizer")
     if parallel.world_size > MAX_RANKS:
         problem = f"results in {parallel.world_size:,} ranks"
