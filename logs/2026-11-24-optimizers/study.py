@@ -1,4 +1,4 @@
-"""Samples to a target at every batch, by AdamW, LAMB and Muon: trainings, one line of a file each.
+"""Samples to a target at every batch, by four optimizers: trainings, one line of a file each.
 
     python study.py DATA WORK [--batches 32,128] [--optimizers adamw,muon] [--workers 2]
 
@@ -37,7 +37,7 @@ from mlperf_bert.errors import STOPPED, TARGET_MISSED
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "records.jsonl"
-OPTIMIZERS = ("adamw", "lamb", "muon")
+OPTIMIZERS = ("adamw", "lamb", "muon", "normuon")
 OVER_GUESS = 1.5  # the target
 NEARER_OVER_GUESS, NEARER_BATCH = 1.25, 2048  # from this batch on, and in the larger model
 TRIALS, SEEDS = {32: 12, 128: 12, 512: 12, 2048: 8}, 5
@@ -49,6 +49,7 @@ INTERVALS = {32: 4000, 128: 3840, 512: 4096, 2048: 8192}  # samples between eval
 LOCAL = 64  # sequences a forward; larger batches accumulate
 # Highest rates at a batch of 32: a factor of 40 around the best of an earlier, thrown away search.
 RATES = {"adamw": (1.6e-4, 6.4e-3), "lamb": (5e-4, 2e-2), "muon": (4e-4, 1.6e-2)}
+RATES["normuon"] = RATES["muon"]  # whose updates have the same root mean square
 RATE_POWER = 0.25  # of the batch: the ranges go up with it
 WARM_UP, FALLS, BETA_2, DECAY = (0.01, 0.1), (0.4, 1.0), (0.9, 0.999), (1e-3, 0.3)
 LAST_RATE = 0.1  # of the highest; reached after FALLS of the budget, and kept

@@ -34,8 +34,8 @@ from study import (
     crossing,
 )
 
-NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon"}
-COLOURS = {"adamw": "#2f6f9f", "lamb": "#8a63b0", "muon": "#d9722e"}
+NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon", "normuon": "NorMuon"}
+COLOURS = {"adamw": "#2f6f9f", "lamb": "#8a63b0", "muon": "#d9722e", "normuon": "#3f8f5b"}
 NEARER = NEARER_OVER_GUESS / OVER_GUESS  # of the target
 
 
@@ -277,6 +277,8 @@ def draw(records, path):
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for optimizer in OPTIMIZERS:
         arms = [of_arm(records, optimizer, batch, "seed") for batch in BUDGETS]
+        if not any(arms):
+            continue
         points = [
             (each["batch"], samples)
             for arm in arms
