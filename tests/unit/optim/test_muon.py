@@ -71,12 +71,8 @@ def test_the_reference_is_torchs_bit_for_bit(shape):
 def test_normuon_is_the_papers_algorithm(shape):
     """Li et al., arXiv 2510.05491, algorithm 1, with Nesterov's momentum and exact arithmetic."""
     ours = random(*shape)
-    theirs, buffer, squares = (
-        ours.clone(),
-        torch.zeros_like(ours),
-        torch.zeros(shape[0], 1).double(),
-    )
-    momentum, of_rows = torch.zeros_like(ours), [0.0] * shape[0]
+    theirs, buffer, momentum = ours.clone(), torch.zeros_like(ours), torch.zeros_like(ours)
+    squares, of_rows = torch.zeros_like(ours[:, :1]), [0.0] * shape[0]
     constants = {"lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY}
     for step in range(5):
         gradient = random(*shape, seed=step) * torch.logspace(-1, 1, shape[0]).double()[:, None]
