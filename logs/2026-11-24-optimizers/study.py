@@ -139,13 +139,15 @@ def _between(ends, share):
 class Study:
     """The records, and the trainings that go on."""
 
+    path, draw, training = RECORDS, staticmethod(drawn), Training
+
     def __init__(self, data, work, workers, optimizers=OPTIMIZERS):
         self.data, self.work, self.workers = data, work, workers
         self.optimizers = optimizers
         self.guess = Manifest.load(data / "eval").baseline.context_free_accuracy
         self.records = {}
-        if RECORDS.exists():
-            for line in RECORDS.read_text().splitlines():
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
                 record = json.loads(line)
                 self.records[record["name"]] = record
         self.stopping = threading.Event()
@@ -163,8 +165,8 @@ class Study:
         """Successive halving, all optimizers side by side."""
         going = {
             optimizer: [
-                Training(optimizer, batch, "trial", number, settings)
-                for number, settings in enumerate(drawn(optimizer, batch))
+                self.training(optimizer, batch, "trial", number, settings)
+                for number, settings in enumerate(self.draw(optimizer, batch))
             ]
             for optimizer in self.optimizers
         }
@@ -189,7 +191,7 @@ class Study:
                 for name in ("optim.learning_rate", "schedule.end_learning_rate"):
                     settings[name] = float(f"{LARGER_RATE[optimizer] * settings[name]:.4g}")
             share = LONGEST if best["reached"] or kind == "larger" else 1.0
-            trainings = [Training(optimizer, batch, kind, n, settings) for n in range(seeds)]
+            trainings = [self.training(optimizer, batch, kind, n, settings) for n in range(seeds)]
             wanted |= dict.fromkeys(trainings, share)
         self.train(wanted, kind)
 
@@ -220,7 +222,7 @@ class Study:
         record = self.records.get(training.name)
         wanted = {"settings": training.settings, "target": training.target(self.guess)}
         if record is not None and {name: record[name] for name in wanted} != wanted:
-            sys.exit(f"study.py: error: {training.name} is to have {wanted}; see {RECORDS}")
+            sys.exit(f"study.py: error: {training.name} is to have {wanted}; see {self.path}")
         return record is not None and (
             record["reached"] is not None or record["samples"] >= self.limit(training, share)
         )
@@ -288,7 +290,7 @@ class Study:
         }
         with self.lock:
             self.records[training.name] = record
-            with open(RECORDS, "a") as file:
+            with open(self.path, "a") as file:
                 print(json.dumps(record), file=file)
         return record
 

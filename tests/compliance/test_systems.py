@@ -52,7 +52,7 @@ def test_every_config_has_its_system(path):
     assert load_config(path).parallel.ranks_per_node == int(system["accelerators_per_node"])
 
 
-@pytest.mark.parametrize("family", SOURCES.keys() - {"pages"})
+@pytest.mark.parametrize("family", sorted(SOURCES.keys() - {"pages"}))
 def test_the_nodes_of_a_family_differ_only_in_their_number(family):
     whole = [described(path) for path in SYSTEMS if re.match(rf"{family}_n\d+_", path.stem)]
     unmeasured = [each for each in whole if UNKNOWN in each["operating_system"]]

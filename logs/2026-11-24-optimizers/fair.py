@@ -1,0 +1,193 @@
+"""The second campaign: AdamW, LAMB, Muon and NorMuon tuned with long warm-ups, with equal budgets.
+
+    python fair.py DATA WORK [--batches 128,512,2048] [--optimizers adamw,muon] [--workers 2]
+    python fair.py table
+
+README.md beside this file says what is compared and how. It was committed before the first run. The
+records are in fair.jsonl. An interrupted study continues with the same command, as study.py does.
+
+For each batch, TRIALS settings of rate, warm-up and weight decay an optimizer, from one Latin
+hypercube for all. Half of them go on at a quarter and at half of the budget. The best FINALISTS are
+trained with a second seed, and the one with the fewest samples over both seeds is trained with
+SEEDS seeds that no trial had.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import ttest_1samp
+from scipy.stats.qmc import LatinHypercube
+
+import study as first
+from study import BUDGETS, LONGEST, RATE_POWER, RATES, Study, Training, crossing, rank
+
+RECORDS = first.HERE / "fair.jsonl"
+BATCHES = (128, 512, 2048)
+OPTIMIZERS = {128: tuple(RATES), 512: tuple(RATES), 2048: ("adamw", "lamb", "muon")}
+TRIALS, FINALISTS, SEEDS = 16, 4, 7
+SECOND_SEED, FIRST_FRESH_SEED = 12, 201
+WARM_UP, DECAY = (0.01, 0.4), first.DECAY
+BETA_2 = 0.98  # between those of the first campaign's winners, 0.92 to 0.999
+NEARER = first.NEARER_OVER_GUESS / first.OVER_GUESS  # of the target
+NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon", "normuon": "NorMuon"}
+COMPARED = (("lamb", "adamw"), ("muon", "adamw"), ("normuon", "muon"))
+
+
+class FairTraining(Training):
+    """A training of this campaign. Trials share a seed, and finalists get a second one."""
+
+    @property
+    def seed(self):
+        """Seed of the weights, the sample order and dropout."""
+        fixed = {"trial": first.TRIAL_SEED, "second": SECOND_SEED}
+        return fixed.get(self.kind, FIRST_FRESH_SEED + self.number)
+
+
+def drawn(optimizer, batch):
+    """The settings of each trial: the same points for every optimizer, rates in its own range."""
+    steps, scale = BUDGETS[batch] // batch, (batch / 32) ** RATE_POWER
+    for rate, warm_up, decay in LatinHypercube(3, seed=batch + 1).random(TRIALS):
+        highest = first._between([scale * each for each in RATES[optimizer]], rate)
+        yield {
+            "optim.learning_rate": highest,
+            "schedule.end_learning_rate": float(f"{first.LAST_RATE * highest:.4g}"),
+            "schedule.decay_steps": steps,
+            "schedule.warmup_steps": max(1, round(steps * first._between(WARM_UP, warm_up))),
+            "optim.beta_2": BETA_2,
+            "optim.weight_decay": first._between(DECAY, decay),
+        }
+
+
+class FairStudy(Study):
+    """The same trainings, ranked on two seeds before the winner gets its fresh ones."""
+
+    path, draw, training = RECORDS, staticmethod(drawn), FairTraining
+
+    def run_all(self, batches):
+        """All trainings of these batches, one batch after the other."""
+        chosen = self.optimizers
+        for batch in batches:
+            self.optimizers = [each for each in chosen if each in OPTIMIZERS[batch]]
+            self.tune(batch)
+            finalists = {each: self.finalists(each, batch) for each in self.optimizers}
+            self.train(
+                {
+                    FairTraining(
+                        optimizer, batch, "second", record["number"], record["settings"]
+                    ): 1
+                    for optimizer, records in finalists.items()
+                    for record in records
+                },
+                "with a second seed",
+            )
+            winners = {each: self.winner(each, batch) for each in self.optimizers}
+            self.train(
+                {
+                    FairTraining(optimizer, batch, "seed", number, winner["settings"]): LONGEST
+                    for number, (optimizer, winner) in product(range(SEEDS), winners.items())
+                },
+                "with a fresh seed",
+            )
+
+    def finalists(self, optimizer, batch):
+        """Records of the best trials."""
+        found = of_arm(self.records, optimizer, batch, "trial")
+        return sorted(found, key=rank)[:FINALISTS]
+
+    def winner(self, optimizer, batch):
+        """The finalist with the fewest samples over both seeds. A miss is LONGEST budgets."""
+        second = {each["number"]: each for each in of_arm(self.records, optimizer, batch, "second")}
+        return min(
+            self.finalists(optimizer, batch),
+            key=lambda each: (
+                _samples(each) * _samples(second[each["number"]]),
+                -each["best"] - second[each["number"]]["best"],
+            ),
+        )
+
+
+def of_arm(records, optimizer, batch, kind):
+    """Records of one kind, by number."""
+    found = [
+        each
+        for each in records.values()
+        if (each["optimizer"], each["batch"], each["kind"]) == (optimizer, batch, kind)
+    ]
+    return sorted(found, key=lambda each: each["number"])
+
+
+def _samples(record):
+    return record["reached"] or LONGEST * BUDGETS[record["batch"]]
+
+
+def to_nearer(record):
+    """Samples to the nearer target, and whether it was missed."""
+    # At 2,048 the target of the training is the nearer one.
+    goal = record["target"] * (1 if record["batch"] >= first.NEARER_BATCH else NEARER)
+    found = crossing(record["curve"], goal)
+    return found or record["samples"], found is None
+
+
+def ratios(records, one, other, batch):
+    """Logarithms of samples over the other optimizer's, seed by seed, and whether one missed."""
+    arms = [of_arm(records, each, batch, "seed") for each in (one, other)]
+    found = [[to_nearer(record) for record in arm] for arm in arms]
+    pairs = list(zip(*found, strict=False))
+    logs = np.log([mine[0] / theirs[0] for mine, theirs in pairs])
+    return logs, any(mine[1] or theirs[1] for mine, theirs in pairs)
+
+
+def sign_flips(logs):
+    """Exact two-sided chance of a mean as far from 0, if each sign were as likely as the other."""
+    means = [abs(np.mean(signs * logs)) for signs in product((1, -1), repeat=len(logs))]
+    return np.mean(np.array(means) >= abs(logs.mean()) - 1e-12)
+
+
+def table():
+    """Print the comparisons whose arms have their seeds, with Holm's limits."""
+    lines = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    records = {each["name"]: each for each in lines}
+    rows = []
+    for batch, (one, other) in product(BATCHES, COMPARED):
+        logs, has_missed = ratios(records, one, other, batch)
+        if len(logs) < 2:
+            continue
+        low, high = np.exp(ttest_1samp(logs, 0).confidence_interval())
+        words = f"{np.exp(logs.mean()):.2f} ({low:.2f} to {high:.2f})"
+        median = f"{np.exp(np.median(logs)):.2f}"
+        rows.append((sign_flips(logs), batch, one, other, len(logs), words, median, has_missed))
+    print("| global batch | compared | pairs | samples (95 %, t) | median | p, exact | shown |")
+    print("|---|---|---|---|---|---|---|")
+    going = True
+    for place, (p, batch, one, other, count, words, median, has_missed) in enumerate(sorted(rows)):
+        going = going and p <= 0.05 / (len(rows) - place)
+        note = " (a bound: a seed missed)" if has_missed else ""
+        names = f"{NAMES[one]} over {NAMES[other]}"
+        shown = "yes" if going else "no"
+        print(f"| {batch} | {names} | {count} | {words}{note} | {median} | {p:.3f} | {shown} |")
+
+
+def main():
+    """Read the command line and work."""
+    if sys.argv[1:] == ["table"]:
+        return table()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
+    parser.add_argument("--optimizers", default=",".join(RATES))
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    study = FairStudy(args.data, args.work.resolve(), args.workers, args.optimizers.split(","))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: study.stopping.set())
+    return study.run_all([int(batch) for batch in args.batches.split(",")])
+
+
+if __name__ == "__main__":
+    main()
