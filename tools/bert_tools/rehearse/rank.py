@@ -53,10 +53,10 @@ def rank_info(config: RunConfig, rank: int) -> RankInfo:
 
 def check_packages(config: RunConfig) -> None:
     """Raise ConfigError if the packages that `data.loader` needs are not installed."""
-    needed = {"dali": ("dali", "nvidia.dali"), "mpi_readers": ("mpi", "mpi4py")}
-    if config.data.loader in needed:
-        extra, module = needed[config.data.loader]
-        require_packages("data.loader", extra, module, may_ask=False)
+    if config.data.loader == "dali":
+        require_packages("data.loader", "dali", "nvidia.dali", may_ask=False)
+    if config.data.loader == "mpi_readers":
+        require_packages("data.loader", "mpi", "mpi4py", may_ask=False)
 
 
 def check_weights(config: RunConfig, data_dir: Path | None) -> None:
