@@ -12,12 +12,9 @@ trained with a second seed, and the one with the fewest samples over both seeds 
 SEEDS seeds that no trial had.
 """
 
-import argparse
 import json
-import signal
 import sys
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import ttest_1samp
@@ -172,22 +169,5 @@ def table():
         print(f"| {batch} | {names} | {count} | {words}{note} | {median} | {p:.3f} | {shown} |")
 
 
-def main():
-    """Read the command line and work."""
-    if sys.argv[1:] == ["table"]:
-        return table()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("data", type=Path)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
-    parser.add_argument("--optimizers", default=",".join(RATES))
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
-    study = FairStudy(args.data, args.work.resolve(), args.workers, args.optimizers.split(","))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: study.stopping.set())
-    return study.run_all([int(batch) for batch in args.batches.split(",")])
-
-
 if __name__ == "__main__":
-    main()
+    table() if sys.argv[1:] == ["table"] else first.main(FairStudy, BATCHES)

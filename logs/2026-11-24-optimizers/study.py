@@ -330,16 +330,16 @@ def noise_of(metrics):
     return {name: found[-1].get(name) for name in names} if found else None
 
 
-def main():
+def main(kind=Study, batches=tuple(BUDGETS)):
     """Read the command line and work."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data", type=Path)
     parser.add_argument("work", type=Path)
-    parser.add_argument("--batches", default=",".join(map(str, BUDGETS)))
+    parser.add_argument("--batches", default=",".join(map(str, batches)))
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    study = Study(args.data, args.work.resolve(), args.workers, args.optimizers.split(","))
+    study = kind(args.data, args.work.resolve(), args.workers, args.optimizers.split(","))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: study.stopping.set())
     study.run_all([int(batch) for batch in args.batches.split(",")])

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "Run an all-reduce over all ranks a few times, check that its sums are right, and print "
         "how fast it was and over which network. The command fails if the nodes' network is much "
-        "slower than parallel.network_gb_s. It writes no files. Without a launcher, it starts the "
+        "slower than parallel.network_gb_s. It keeps no files. Without a launcher, it starts the "
         "ranks of one node itself.",
         "mlperf_bert network-test --config cpu_tiny",
     )
