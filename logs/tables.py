@@ -415,6 +415,14 @@ TABLES: dict[str, Callable[[], Rows]] = {
         for row in shown_in("2026-11-21-clip-policies/table.md", 2)
         if row[0] in ("optimizer", "---", "all")
     ],
+    "clip-shares": lambda: [
+        *shown_in("2026-11-21-clip-policies/third/table.md", 0),
+        *(
+            [*row[:2], f"{row[2]}, by size", *row[3:]]
+            for row in shown_in("2026-11-21-clip-policies/table.md", 2)
+            if row[0] == "all" and "16 buckets" in row[2]
+        ),
+    ],
     "communication": communication,
     "engines": engines,
     "fp8": lambda: shown_in("2026-11-21-fp8/table.md", 0),
