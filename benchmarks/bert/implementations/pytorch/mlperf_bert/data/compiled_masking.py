@@ -69,9 +69,14 @@ def draw_masks(
         ALL_DRAWN if all sequences were masked, or otherwise the index of the first sequence with
         fewer maskable tokens than its count.
     """
-    longest = np.diff(offsets).max() if len(sample_ids) else 0
+    # Loops are used because numba takes seconds to compile `np.diff` and `np.full`.
+    longest = 0
+    for i in range(len(sample_ids)):
+        longest = max(longest, offsets[i + 1] - offsets[i])
     candidates = np.empty(longest, np.int64)
-    originals = np.full(longest, -1, np.int64)
+    originals = np.empty(longest, np.int64)
+    for position in range(longest):
+        originals[position] = -1
     masked = 0
     for i in range(len(sample_ids)):
         sequence = tokens[offsets[i] : offsets[i + 1]]

@@ -53,6 +53,7 @@ MIN_SENTENCE_WORDS = 4
 JOINED_SENTENCES = 6
 _CODE_LINE = re.compile(r"\s*(>>>|\.\.\. |::=|\$ |\|)|.*::=")
 _PROSE_START = re.compile(r"[A-Za-z\"'(*\-]")
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # as in the fields of the classes
 _BULLET = re.compile(r"^([*\-]|\d+\.|\([a-z0-9]\))\s+")
 
 
@@ -266,7 +267,7 @@ def _module_documents(path: Path) -> list[TextDocument]:
         return []
     documents: list[TextDocument] = []
     single: list[str] = []
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             sentences = prose_sentences(ast.get_docstring(node, clean=False) or "")
             if len(sentences) == 1:
@@ -277,6 +278,18 @@ def _module_documents(path: Path) -> list[TextDocument]:
     for first in range(0, len(single), JOINED_SENTENCES):
         documents.append(tuple(single[first : first + JOINED_SENTENCES]))
     return documents
+
+
+def _statements(tree: ast.Module) -> list[ast.AST]:
+    """Return the module and its statements in the order of `ast.walk`, without expressions.
+
+    Only statements have docstrings, and most nodes of a tree are expressions.
+    """
+    found: list[ast.AST] = [tree]
+    for node in found:  # The list grows.
+        for block in _BLOCKS:
+            found += getattr(node, block, ())
+    return found
 
 
 def _parsed(path: Path) -> ast.Module | None:

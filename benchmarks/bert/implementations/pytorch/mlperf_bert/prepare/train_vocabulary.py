@@ -93,12 +93,12 @@ class _Pairs:
             heapq.heappush(self._heap, (-count, pair))
         return None
 
-    def add(self, pair: Pair, count: int, word: int) -> None:
-        """Add `count`, which may be negative, to the count of a pair in word number `word`."""
-        self.counts[pair] += count
-        if count > 0:
-            self.words[pair].add(word)
-            heapq.heappush(self._heap, (-self.counts[pair], pair))
+    def change(self, changes: Mapping[Pair, int]) -> None:
+        """Add numbers, which may be negative, to the counts of pairs."""
+        for pair, change in changes.items():
+            self.counts[pair] += change
+            if change > 0:  # A count that fell is found when its old entry reaches the top.
+                heapq.heappush(self._heap, (-self.counts[pair], pair))
 
 
 def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
@@ -110,14 +110,15 @@ def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
     while (best := pairs.pop_best()) is not None:
         merged = best[0] + best[1].removeprefix("##")
         yield merged
-        for number in sorted(pairs.words.pop(best)):
-            pieces = words[number]
-            for pair in pairwise(pieces):
-                pairs.add(pair, -counts[number], number)
-            pieces = _merge(pieces, best, merged)
-            words[number] = pieces
-            for pair in pairwise(pieces):
-                pairs.add(pair, counts[number], number)
+        changes: defaultdict[Pair, int] = defaultdict(int)
+        for number in pairs.words.pop(best):
+            for pair in pairwise(words[number]):
+                changes[pair] -= counts[number]
+            words[number] = _merge(words[number], best, merged)
+            for pair in pairwise(words[number]):
+                changes[pair] += counts[number]
+                pairs.words[pair].add(number)
+        pairs.change(changes)
 
 
 def _merge(pieces: list[str], pair: Pair, merged: str) -> list[str]:
