@@ -1,5 +1,6 @@
 """The embedded corpus: enough prose, nothing held out that was trained on, made once."""
 
+import ast
 import shutil
 from dataclasses import replace
 
@@ -110,6 +111,35 @@ def test_prose_is_kept_and_code_dropped():
         "The first item of a list.",
         "The second item of it.",
     )
+
+
+def test_docstrings_are_found_in_the_order_of_a_walk_over_the_tree():
+    source = """
+try:
+    class Tried:
+        def method(self): "doc 1"
+except OSError:
+    async def caught(): "doc 2"
+else:
+    def otherwise(): "doc 3"
+finally:
+    match 1:
+        case 1:
+            def matched(): "doc 4"
+for _ in ():
+    while 0:
+        def inner():
+            "doc 5"
+            with x:
+                def innermost(): "doc 6"
+    else:
+        def after(): "doc 7"
+def last(): "doc 8"
+"""
+    tree = ast.parse(source)
+    wanted = [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.Module)]
+    found = [node for node in corpus._statements(tree) if isinstance(node, ast.stmt | ast.Module)]
+    assert found == wanted and sum(isinstance(node, ast.Constant) for node in ast.walk(tree)) > 8
 
 
 def test_a_python_without_sources_is_a_clear_error(tmp_path):
