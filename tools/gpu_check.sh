@@ -58,7 +58,7 @@ else
     WHOLE=(parallel.local_batch_size=32 checkpoint.interval_steps=100)
     ATTENTIONS=(triton flash)
 fi
-TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # for the config cpu_tiny
+TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # for the shipped configs of tiny models
 OURS=(--config "$CONFIG" "${SIZE[@]}" --set "run.device=$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
 GRAPHS=tests/gpu/test_gpu_graphs.py::test_captured_is_eager_over_100_steps
@@ -111,17 +111,17 @@ tests() { # targets of pytest...
 export -f tests
 
 # shellcheck disable=SC2329 # for bash -c
-text() { # Prepare the embedded corpus for cpu_tiny, unless that is already done.
+text() { # Prepare the embedded corpus, unless that is already done.
     export DATADIR=$WORK/text
     "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
 }
 
 # shellcheck disable=SC2329 # for bash -c
-# Train cpu_tiny on the text for some steps.
-learn() { # name, settings of cpu_tiny...
+# Train encoder_cpu_tiny, a BERT, on the text for some steps.
+learn() { # name, settings...
     local out=$RESULTS/$1
     shift
-    text && "$PYTHON" -m mlperf_bert train --config cpu_tiny --data "$DATADIR" --run-dir "$out" "${@/#/--set=}"
+    text && "$PYTHON" -m mlperf_bert train --config encoder_cpu_tiny --data "$DATADIR" --run-dir "$out" "${@/#/--set=}"
 }
 
 # shellcheck disable=SC2329 # for bash -c

@@ -17,6 +17,7 @@ from support import PACKAGE, REDUCED, REPOSITORY, TOOLS, run_process
 
 FITS_SYNTHETIC_DATA = (
     "--set model.vocab_size=69 --set data.max_seq_length=32 --set data.max_predictions=5"
+    " --set data.masking_rate=0.15"
     " --set parallel.ranks_per_node=1 --set run.max_steps=2 --set run.seed=1"
     " --set eval.target_accuracy=0.001 --set mlperf.enforce_rules=false"
 )
@@ -68,7 +69,7 @@ def test_a_wheel_has_all_commands_and_the_configs(synthetic_data, tmp_path):
     assert call(program, "--version").startswith(f"mlperf_bert {package_version()}")
     shown = call(program, "--help")
     assert all(text in shown for _, text in COMMANDS.values())
-    assert call(program, "config", "get", "cpu_tiny", "run.max_steps") == "6000\n"
+    assert call(program, "config", "get", "cpu_tiny", "run.max_steps") == "3000\n"
     places = ["--data", str(synthetic_data), "--run-dir", str(tmp_path / "run")]
     call(program, "train", "--config", "cpu_tiny", *places, *FITS_SYNTHETIC_DATA.split())
     assert (tmp_path / "run" / "result_0.txt").is_file()

@@ -104,7 +104,8 @@ def test_every_part_has_arguments_that_can_be(parts, monkeypatch):
             assert args.json and configs[name].model.num_layers == 24, name
     for name in ("text_bf16", "text_fp8", "whole_runs"):
         settings = [word for word in parts[name][4:] if "=" in word]
-        configs[name] = load_config(CONFIGS / "cpu_tiny.toml", settings)
+        config = "cpu_tiny" if name == "whole_runs" else "encoder_cpu_tiny"
+        configs[name] = load_config(CONFIGS / f"{config}.toml", settings)
         assert configs[name].run.device == "cuda" and configs[name].run.step_mode == "captured"
     for name, config in configs.items():
         assert config.parallel.world_size == config.run.seed == 1, name

@@ -14,7 +14,7 @@ CLUSTER = (
 )
 H200 = "--config h200_1x1x448x1"
 SUGGEST = "suggest --gpus-per-node 8"
-BUCKETS = "buckets --config cpu_tiny"
+BUCKETS = "buckets --config encoder_cpu_tiny"
 LAW = "law --filter submitter=NVIDIA --filter division=closed"
 REFUSED = {
     BALANCE: {

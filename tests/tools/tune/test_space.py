@@ -36,7 +36,7 @@ class Ends:
 
 @pytest.fixture(scope="module")
 def config():
-    return load_config(CONFIGS / "cpu_tiny.toml")  # rate 2e-3, beta_2 0.98, warm-up 200 steps
+    return load_config(CONFIGS / "encoder_cpu_tiny.toml")  # rate 2e-3, beta_2 0.98, warm-up 200 steps
 
 
 def parameter(key, **entries):

@@ -247,7 +247,7 @@ def test_a_shipped_config_is_found_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for given in ("cpu_tiny", str(CONFIGS / "cpu_tiny.toml")):
         assert main(["config", "get", given, "run.max_steps"]) == 0
-    assert capsys.readouterr().out == "6000\n6000\n"
+    assert capsys.readouterr().out == "3000\n3000\n"
     Path("cpu_tiny").write_text("[run]\nmax_steps = 7\n")
     assert find_config("cpu_tiny") == Path("cpu_tiny")  # a file that is there comes first
 
