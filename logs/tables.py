@@ -12,13 +12,14 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
-from bert_tools.common.results import mean_and_half_width
+from bert_tools.common.results import mean_and_half_width, olympic_mean
 from bert_tools.plan.law import local_exponents
 
 LOGS = Path(__file__).parent
+RESULTS = LOGS.parent / "results"
 Rows = list[list[str]]  # the first is the head
 
 
@@ -329,18 +330,50 @@ def laws() -> Rows:
     return rows
 
 
-def ten_runs() -> Rows:
-    """Seed, samples, accuracy and time of each of the ten results."""
+def ten_runs(directory: Path) -> Rows:
+    """Seed, samples, accuracy and time of each MLPerf log of a directory."""
     rows = [["run", "seed", "samples to target", "accuracy", "minutes"]]
-    for path in sorted((LOGS.parent / "results" / "cpu_2core_pytorch" / "bert").glob("*.txt")):
-        found = path.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line.partition(" ")[2]) for line in found if ":::MLLOG" in line]
-        last = {record["key"]: record for record in records}
+    for path in sorted(directory.glob("result_*.txt")):
+        last = last_events(path)
         evaluated = last["eval_accuracy"]
-        minutes = (last["run_stop"]["time_ms"] - last["run_start"]["time_ms"]) / 60_000
         row = [path.stem.rpartition("_")[2], str(last["seed"]["value"])]
         row += [f"{evaluated['metadata']['epoch_num']:,}", f"{evaluated['value']:.4f}"]
-        rows.append([*row, f"{minutes:.3f}"])
+        rows.append([*row, f"{seconds(last) / 60:.3f}"])
+    return rows
+
+
+def last_events(path: Path) -> dict[str, Any]:
+    """The last event of each key in an MLPerf log."""
+    found = path.read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line.partition(" ")[2]) for line in found if ":::MLLOG" in line]
+    return {event["key"]: event for event in events}
+
+
+def seconds(events: dict[str, Any]) -> float:
+    """The time to train, from an MLPerf log's last events."""
+    return (events["run_stop"]["time_ms"] - events["run_start"]["time_ms"]) / 1000
+
+
+def records(track: str) -> Rows:
+    """The records of a track, each from its MLPerf logs."""
+    rows = [["date", "median", "olympic mean", "all", "accuracy", "what changed", "log"]]
+    for record in tomllib.loads((LOGS / "records.toml").read_text())["record"]:
+        if record["track"] == track:
+            runs = list(map(last_events, sorted((LOGS.parent / record["logs"]).glob("result_*.txt"))))
+            assert all(run["run_stop"]["metadata"]["status"] == "success" for run in runs)
+            times = sorted(map(seconds, runs))
+            accuracies = [run["eval_accuracy"]["value"] for run in runs]
+            rows.append(
+                [
+                    str(record["date"]),
+                    f"**{median(times):.1f} s**",
+                    f"{olympic_mean(times) / 60:.3f} min",
+                    f"{len(times)} runs, {times[0]:.1f} to {times[-1]:.1f} s",
+                    f"at least {min(accuracies):.4f}",
+                    record["changed"],
+                    f"[log](../{record['log']})",
+                ]
+            )
     return rows
 
 
@@ -445,7 +478,8 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "small-batches": small_batches,
     "suite": lambda: shown_in("2026-11-29-suite/table.md", 0),
     "suite-times": lambda: shown_in("2026-11-29-suite/table.md", 1),
-    "ten-runs": ten_runs,
+    "records-2-cpu-cores": lambda: records("2 CPU cores"),
+    "ten-runs": lambda: ten_runs(RESULTS / "cpu_2core_pytorch" / "bert"),
     "system-dgxa100": lambda: system("dgxa100"),
     "system-h100": lambda: system("h100"),
     "system-h200": lambda: system("h200"),

@@ -90,7 +90,7 @@ def test_every_command_in_its_order(tmp_path):
         has_worked(command, run_reduced(command, tree))
 
 
-RECORDING = REPOSITORY / "logs" / "2026-11-29-first-run"
+RECORDING = REPOSITORY / "logs" / "2026-11-30-first-run"
 
 
 def test_what_you_see_is_what_was_recorded():

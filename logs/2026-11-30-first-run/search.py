@@ -1,4 +1,7 @@
-"""Trainings of the first run's candidates: `python search.py DATA WORK TARGET ARM...`.
+"""Trainings of the first run's candidates.
+
+    python search.py DATA WORK TARGET ARM...
+    python search.py table
 
 An arm is NAME=SETTING,SETTING,... or NAME@SEED=..., on top of the config BASE. Each training has
 one rank with a batch of 32 on one core, and ends at the target. A line of records.jsonl holds its
@@ -19,6 +22,7 @@ HERE = Path(__file__).parent
 RECORDS = HERE / "records.jsonl"
 CONFIG, LONGEST, WORKERS = str(HERE / "base.toml"), 32_000, int(os.environ.get("WORKERS", 1))
 EVALUATION = re.compile(r"evaluation at ([\d,]+) samples: accuracy ([\d.]+)")
+LEFT_OUT = ("run.seed", "eval.target_accuracy", "data.max_predictions")
 RATE = re.compile(r"([\d,]+) samples/s")
 COMMON = {
     "run.max_steps": LONGEST // 32,
@@ -64,8 +68,29 @@ def crossing(curve, target):
     return None
 
 
+def table():
+    """Print a row for each training."""
+    print("| what differs from `base.toml` | seed | samples to 0.297 | accuracy at 24,000 samples |")
+    print("|---|---|---|---|")
+    for line in RECORDS.read_text().splitlines():
+        record = json.loads(line)
+        own = {
+            key.partition(".")[2]: value
+            for key, value in record["settings"].items()
+            if key not in COMMON and key not in LEFT_OUT or key == "parallel.local_batch_size"
+        }
+        own = {key: value for key, value in own.items() if (key, value) != ("local_batch_size", 32)}
+        at = {samples: accuracy for samples, accuracy in record["curve"]}
+        reached = f"{record['reached']:,}" if record["reached"] else "missed"
+        words = ", ".join(f"`{key}={value}`" for key, value in own.items())
+        print(f"| {words} | {record['seed']} | {reached} | {at.get(24000, '')} |")
+
+
 def main():
     """Train the arms that have no record yet."""
+    if sys.argv[1:] == ["table"]:
+        table()
+        return
     data, work, target, *arms = sys.argv[1:]
     lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
     done = {(each["name"], each["seed"]) for each in map(json.loads, lines)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_bert.__main__ import main
-from support import REPOSITORY, contents, copy_checkout, run_process
+from support import PACKAGE, REPOSITORY, contents, copy_checkout, mlperf_records, run_process
 
 PAGES = {str(page): page.read_text() for page in sorted(REPOSITORY.glob("logs/**/README.md"))}
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -168,6 +168,15 @@ def test_commands_of_logs_work_on_committed_files(clone, script):
 def written(tree):
     files = contents(tree / "logs").items()
     return {name: each for name, each in files if not name.endswith((".png", ".pyc"))}
+
+
+def test_results_were_made_by_files_that_are_still_there():
+    """Each event of a log names the file of the program that wrote it."""
+    logs = sorted(REPOSITORY.glob("results/*/*/result_*.txt"))
+    named = {event["metadata"]["file"] for log in logs for event in mlperf_records(log)}
+    gone = [name for name in sorted(named) if not (PACKAGE.parent / name).is_file()]
+    assert len(logs) >= 10 and len(named) > 1
+    assert gone == [], "make the runs again with the program as it is (docs/records.md)"
 
 
 def test_git_takes_whatever_a_study_writes():

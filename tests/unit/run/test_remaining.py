@@ -12,6 +12,7 @@ from support import CONFIGS, REPOSITORY
 
 LOGS = (
     *sorted(REPOSITORY.glob("logs/2026-11-21-cpu-tiny/ten-seeds/result_?.txt")),
+    *sorted(REPOSITORY.glob("logs/2026-11-22-ten-runs/result_?.txt")),
     *sorted(REPOSITORY.glob("results/*/bert/result_?.txt")),
 )
 
@@ -31,12 +32,14 @@ def test_estimates_of_recorded_runs_are_right_within_a_factor_of_two():
     for log in LOGS:
         found = evaluations_in(log)
         end, target = found[-1]
-        config = load_config(CONFIGS / "cpu_tiny.toml", [f"eval.target_accuracy={target}"])
+        interval = found[0][0]
+        settings = [f"eval.target_accuracy={target}", f"eval.interval_samples={interval}"]
+        config = load_config(CONFIGS / "cpu_tiny.toml", settings)
         for count in range(2, len(found)):
             samples = found[count - 1][0]
             estimate = samples_to_target(config, samples, found[:count])
             ratios.append(estimate / (end - samples))
-    assert len(LOGS) == 20 and len(ratios) == 135
+    assert len(LOGS) == 30 and len(ratios) == 175
     assert sum(0.5 <= ratio <= 2 for ratio in ratios) > 0.95 * len(ratios)
     assert 0.8 < median(ratios) < 1.25
 
