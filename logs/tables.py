@@ -359,7 +359,9 @@ def records(track: str) -> Rows:
     rows = [["date", "median", "olympic mean", "all", "accuracy", "what changed", "log"]]
     for record in tomllib.loads((LOGS / "records.toml").read_text())["record"]:
         if record["track"] == track:
-            runs = list(map(last_events, sorted((LOGS.parent / record["logs"]).glob("result_*.txt"))))
+            runs = list(
+                map(last_events, sorted((LOGS.parent / record["logs"]).glob("result_*.txt")))
+            )
             assert all(run["run_stop"]["metadata"]["status"] == "success" for run in runs)
             times = sorted(map(seconds, runs))
             accuracies = [run["eval_accuracy"]["value"] for run in runs]

@@ -70,14 +70,16 @@ def crossing(curve, target):
 
 def table():
     """Print a row for each training."""
-    print("| what differs from `base.toml` | seed | samples to 0.297 | accuracy at 24,000 samples |")
+    print(
+        "| what differs from `base.toml` | seed | samples to 0.297 | accuracy at 24,000 samples |"
+    )
     print("|---|---|---|---|")
     for line in RECORDS.read_text().splitlines():
         record = json.loads(line)
         own = {
             key.partition(".")[2]: value
             for key, value in record["settings"].items()
-            if key not in COMMON and key not in LEFT_OUT or key == "parallel.local_batch_size"
+            if (key not in COMMON and key not in LEFT_OUT) or key == "parallel.local_batch_size"
         }
         own = {key: value for key, value in own.items() if (key, value) != ("local_batch_size", 32)}
         at = {samples: accuracy for samples, accuracy in record["curve"]}

@@ -36,7 +36,8 @@ class Ends:
 
 @pytest.fixture(scope="module")
 def config():
-    return load_config(CONFIGS / "encoder_cpu_tiny.toml")  # rate 2e-3, beta_2 0.98, warm-up 200 steps
+    """A rate of 2e-3, a beta_2 of 0.98, and a warm-up of 200 steps."""
+    return load_config(CONFIGS / "encoder_cpu_tiny.toml")
 
 
 def parameter(key, **entries):

@@ -69,14 +69,7 @@ def draw_masks(
         ALL_DRAWN if all sequences were masked, or otherwise the index of the first sequence with
         fewer maskable tokens than its count.
     """
-    # Loops are used because numba takes seconds to compile `np.diff` and `np.full`.
-    longest = 0
-    for i in range(len(sample_ids)):
-        longest = max(longest, offsets[i + 1] - offsets[i])
-    candidates = np.empty(longest, np.int64)
-    originals = np.empty(longest, np.int64)
-    for position in range(longest):
-        originals[position] = -1
+    candidates, originals = _buffers(offsets)
     masked = 0
     for i in range(len(sample_ids)):
         sequence = tokens[offsets[i] : offsets[i + 1]]
@@ -97,6 +90,21 @@ def draw_masks(
         _collect(originals[: len(sequence)], positions[masked:], labels[masked:])
         masked += counts[i]
     return ALL_DRAWN
+
+
+@compiled
+def _buffers(offsets: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return space for the longest sequence's candidates, and for its originals, which are -1.
+
+    Loops are used because numba takes seconds to compile `np.diff` and `np.full`.
+    """
+    longest = 0
+    for i in range(len(offsets) - 1):
+        longest = max(longest, offsets[i + 1] - offsets[i])
+    originals = np.empty(longest, np.int64)
+    for position in range(longest):
+        originals[position] = -1
+    return np.empty(longest, np.int64), originals
 
 
 @compiled

@@ -65,60 +65,38 @@ def count_words(raw_counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-class _Pairs:
-    """The counts of neighboring pieces in words, from which the most frequent pair can be taken.
-
-    The object also stores which words contain each pair. Its heap deletes entries lazily.
-    """
-
-    def __init__(self, words: list[list[str]], counts: list[int]) -> None:
-        self.counts: defaultdict[Pair, int] = defaultdict(int)
-        self.words: defaultdict[Pair, set[int]] = defaultdict(set)
-        for number, pieces in enumerate(words):
-            for pair in pairwise(pieces):
-                self.counts[pair] += counts[number]
-                self.words[pair].add(number)
-        self._heap = [(-count, pair) for pair, count in self.counts.items()]
-        heapq.heapify(self._heap)
-
-    def pop_best(self) -> Pair | None:
-        """Return the most frequent pair, or None if no pair is frequent enough."""
-        while self._heap:
-            negative, pair = heapq.heappop(self._heap)
-            count = self.counts[pair]
-            if count < MIN_PAIR_COUNT:
-                continue
-            if count == -negative:
-                return pair
-            heapq.heappush(self._heap, (-count, pair))
-        return None
-
-    def change(self, changes: Mapping[Pair, int]) -> None:
-        """Add numbers, which may be negative, to the counts of pairs."""
-        for pair, change in changes.items():
-            self.counts[pair] += change
-            if change > 0:  # A count that fell is found when its old entry reaches the top.
-                heapq.heappush(self._heap, (-self.counts[pair], pair))
-
-
 def _merged_pieces(words: list[list[str]], counts: list[int]) -> Iterable[str]:
     """Merge pairs of pieces in `words` in place, and yield each merged piece.
 
     The most frequent pair is merged first.
     """
-    pairs = _Pairs(words, counts)
-    while (best := pairs.pop_best()) is not None:
+    totals: defaultdict[Pair, int] = defaultdict(int)
+    places: defaultdict[Pair, set[int]] = defaultdict(set)  # numbers of the words that have a pair
+    for number, pieces in enumerate(words):
+        for pair in pairwise(pieces):
+            totals[pair] += counts[number]
+            places[pair].add(number)
+    heap = [(-count, pair) for pair, count in totals.items()]
+    heapq.heapify(heap)
+    while heap and -heap[0][0] >= MIN_PAIR_COUNT:
+        negative, best = heapq.heappop(heap)
+        if totals[best] != -negative:  # The count has fallen since this entry was added.
+            heapq.heappush(heap, (-totals[best], best))
+            continue
         merged = best[0] + best[1].removeprefix("##")
         yield merged
         changes: defaultdict[Pair, int] = defaultdict(int)
-        for number in pairs.words.pop(best):
+        for number in places.pop(best):
             for pair in pairwise(words[number]):
                 changes[pair] -= counts[number]
             words[number] = _merge(words[number], best, merged)
             for pair in pairwise(words[number]):
                 changes[pair] += counts[number]
-                pairs.words[pair].add(number)
-        pairs.change(changes)
+                places[pair].add(number)
+        for pair, change in changes.items():
+            totals[pair] += change
+            if change > 0:
+                heapq.heappush(heap, (-totals[pair], pair))
 
 
 def _merge(pieces: list[str], pair: Pair, merged: str) -> list[str]:
