@@ -3,7 +3,7 @@
     python search.py DATA WORK TARGET ARM...
     python search.py table
 
-An arm is NAME=SETTING,SETTING,... or NAME@SEED=..., on top of the config BASE. Each training has
+An arm is NAME=SETTING,SETTING,... or NAME@SEED=..., on top of base.toml. Each training has
 one rank with a batch of 32 on one core, and ends at the target. A line of records.jsonl holds its
 settings, its evaluations and the samples at which the line between two evaluations crosses the
 target. Arms that have a record are left out, so the same command continues an interrupted search.

@@ -38,7 +38,7 @@ MISTAKES = {
     "'cuda', not 'gpu'; did you mean cuda?",
     "bench train --steps many": "bench train: --steps must be an integer, not 'many'; see ",
     "train --data d": "train: missing --config; see `mlperf_bert train --help`",
-    "config show cpu_tinny": "cpu_tinny: no such file or shipped config; did you mean cpu_tiny or ",
+    "config show cpu_tinny": "cpu_tinny: no such file or shipped config; did you mean cpu_tiny, ",
     "config show cpu_tinny.toml": "cpu_tinny.toml: No such file or directory; did you mean cpu_t",
     "config show my_confg.toml": "my_confg.toml: No such file or directory; did you mean my_co",
     "config show my_config.toml": "my_config.toml: unknown setting 'eval.target'; did you mean "

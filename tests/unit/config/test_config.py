@@ -254,7 +254,7 @@ def test_a_shipped_config_is_found_by_its_name(tmp_path, monkeypatch, capsys):
 
 def test_an_unknown_name_says_which_there_are(capsys):
     for given, remedy in (
-        ("cpu_tinny", "did you mean cpu_tiny or encoder_cpu_tiny?"),
+        ("cpu_tinny", "did you mean cpu_tiny, bert_cpu_tiny or encoder_cpu_tiny?"),
         ("zzz", f"the shipped configs are in {CONFIGS}"),
     ):
         error = refusal(capsys, "train", "--config", given, "--data", ".")

@@ -3,6 +3,7 @@
 import ast
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +141,10 @@ def last(): "doc 8"
     wanted = [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.Module)]
     found = [node for node in corpus._statements(tree) if isinstance(node, ast.stmt | ast.Module)]
     assert found == wanted and sum(isinstance(node, ast.Constant) for node in ast.walk(tree)) > 8
+    for path in corpus._source_files(Path(ast.__file__).parent)[::60]:
+        tree = corpus._parsed(path) or ast.parse("")
+        found = [node for node in corpus._statements(tree) if isinstance(node, ast.stmt)]
+        assert found == [node for node in ast.walk(tree) if isinstance(node, ast.stmt)], path
 
 
 def test_a_python_without_sources_is_a_clear_error(tmp_path):

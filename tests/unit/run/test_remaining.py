@@ -13,7 +13,7 @@ from support import CONFIGS, REPOSITORY
 LOGS = (
     *sorted(REPOSITORY.glob("logs/2026-11-21-cpu-tiny/ten-seeds/result_?.txt")),
     *sorted(REPOSITORY.glob("logs/2026-11-22-ten-runs/result_?.txt")),
-    *sorted(REPOSITORY.glob("results/*/bert/result_?.txt")),
+    *sorted(REPOSITORY.glob("results/cpu_2core_pytorch/bert/result_?.txt")),
 )
 
 

@@ -31,7 +31,7 @@ DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 # A new unit puts the observed maximum between limit / headroom and twice that value. So a maximum
 # may grow by a factor of at least headroom / 2 in the next update before it saturates. A unit that
 # is too large costs no precision, only range at the lower end, where E5M2 has the most. In 200
-# updates of cpu_tiny, maxima grew from one update to the next by a factor of at most 1.5 for
+# updates of bert_cpu_tiny, maxima grew from one update to the next by a factor of at most 1.5 for
 # inputs, 1.01 for weights and 3.7 for gradients.
 HEADROOM = (4.0, 4.0, 32.0)
 # The first update assumes these maxima. Hidden states after LayerNorm are around 1, weights are
