@@ -116,7 +116,11 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
         assert (parallel.ranks_per_node, parallel.global_batch_size) == (num_gpus, batch)
         assert parallel.data_parallel == ("flat" if num_gpus > 1 else "ddp")
         assert plan.config_path.stem == "pretrain_gpu"
-        assert num_gpus == 1 or "not measured" in choose.expected(plan)
+        words = choose.expected(plan)
+        sequences, tokens = plan.config.max_steps * batch, plan.config.data.max_seq_length
+        work = 6 * plan.config.model.num_parameters * sequences * tokens
+        seconds = work / (choose.GPU_FLOPS * num_gpus)
+        assert f"{sequences:,} sequences, about {console.as_clock(seconds)} (assumed" in words
     assert "on 1 GPU:" in plan.in_words()
 
 

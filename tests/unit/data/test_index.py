@@ -9,8 +9,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from mlperf_bert.config.files import load_config
 from mlperf_bert.data.index import Baseline, LengthIndex, Manifest, ShardEntry, write_index
-from mlperf_bert.errors import DataError
+from mlperf_bert.data.set_checks import check_batch_fits
+from mlperf_bert.errors import ConfigError, DataError
 from shard_sets import manifest_of
 
 LENGTHS = np.array([9, 16, 5, 9, 16, 7], dtype=np.uint16)
@@ -23,6 +25,16 @@ def manifest(**changes):
         ShardEntry("b.hdf5", 2, "c" * 64, "e" * 64),
     )
     return manifest_of(shards, vocab_size=100, max_seq_length=16, max_predictions=3, **changes)
+
+
+def test_a_batch_may_be_the_whole_set(tmp_path, tiny_config):
+    config = load_config(tiny_config)  # of 16 samples
+    for num_samples in (17, 16):
+        index = Mock(manifest=Mock(num_samples=num_samples))
+        check_batch_fits(config, index, tmp_path)
+    index = Mock(manifest=Mock(num_samples=15))
+    with pytest.raises(ConfigError, match="15 training examples, but a global batch needs 16"):
+        check_batch_fits(config, index, tmp_path)
 
 
 def test_round_trip(tmp_path):
