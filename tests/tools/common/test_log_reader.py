@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_tools.common.log_reader import MAX_LOG_BYTES, read_log
+from bert_tools.common.log_reader import MAX_LOG_BYTES, Record, RunLog, read_log
 from mlperf_bert.errors import DataError
 
 HOSTILE = {
@@ -26,3 +26,9 @@ def test_a_hostile_log_is_one_line(contents, reason, tmp_path):
     with pytest.raises(DataError, match=reason) as raised:
         read_log(path, "result_0.txt")
     assert str(raised.value).isprintable() and len(str(raised.value)) < 300
+
+
+def test_a_number_that_cannot_be_is_passed_over():
+    records = [Record("seed", value, {}, 0, 1) for value in (7, 0, -1, "8", None)]
+    assert RunLog("log", tuple(records)).last_number("seed") == 7
+    assert RunLog("log", tuple(records[1:])).last_number("seed") is None

@@ -41,6 +41,12 @@ def test_gpus_and_what_a_config_asks_of_them(tiny_config):
         assert len(cli.judge_gpus([A100] * 4, 4, BUILT_FOR, config)) == 1
 
 
+def test_the_machine_is_its_processors_and_its_gpus():
+    (gpus,) = cli.judge_gpus([], 0, BUILT_FOR, None)
+    processors = cli.judge_processors(1, 1)
+    assert [each.name for each in cli.check_machine(None)] == [processors.name, gpus.name]
+
+
 def test_processors_and_free_space():
     for usable, status in ((8, "ok"), (7, "warn")):
         finding = cli.judge_processors(usable, ranks=8)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_tools.common.log_reader import TOKEN
-from bert_tools.plan.entries import read_results
+from bert_tools.common.log_reader import TOKEN, Record, RunLog
+from bert_tools.plan.entries import _evaluated_samples, read_results
 from log_trees import write_run, write_system
 from support import REPOSITORY
 
@@ -136,3 +136,16 @@ def test_the_projects_own_runs(told):
     assert (entry.system, entry.accelerators) == ("cpu_2core_pytorch", 2)
     assert entry.samples and entry.seq_per_s and entry.time_min
     assert "a single entry, 'unnamed cpu_2core" in told("law", results, status=2)
+
+
+def test_samples_are_not_epochs():
+    """Some logs count epochs in the place where ours counts samples."""
+
+    def samples(*metadata):
+        return _evaluated_samples(
+            RunLog("log", tuple(Record("eval_accuracy", 0.7, each, 0, 1) for each in metadata))
+        )
+
+    assert samples({"epoch_num": 1}) is None
+    assert samples({"epoch_num": 2000}, {"epoch_num": 1}) == 2000
+    assert samples({"epoch_num": 1, "samples_count": 3000}) == 3000

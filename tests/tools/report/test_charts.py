@@ -5,7 +5,15 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tools.report.chart import seconds, significant, thinned, tick_labels, ticks
+from bert_tools.report.chart import (
+    Chart,
+    Series,
+    seconds,
+    significant,
+    thinned,
+    tick_labels,
+    ticks,
+)
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -48,3 +56,13 @@ def test_a_thinned_curve_keeps_its_ends_extremes_and_gaps(values, most):
     if numbers:
         assert (min(left), max(left)) == (min(numbers), max(numbers))
     assert (None in values) == any(value is None for _, value in kept)
+
+
+def test_a_level_curve_lies_in_the_middle_of_a_narrow_scale():
+    for level in (100.0, -3.0, 0.0):
+        curve = Series(run=0, label="run", points=((0.0, level), (8.0, level)))
+        scale = Chart(
+            key="loss", title="Loss", unit="", about="", series=(curve,), floor=None
+        ).value_scale()
+        assert scale.low < level < scale.high and 0.45 < scale.share(level) < 0.55
+        assert scale.high - scale.low <= max(abs(level), 2)

@@ -2,6 +2,7 @@
 
 import gc
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,3 +153,12 @@ def test_multiply_rounds_once_also_in_place(dtype, factor):
         torch.testing.assert_close(out, exact.to(out.dtype), rtol=0, atol=0, equal_nan=True)
     # NaN in each element but none, and 3e-8 too small for none.
     assert int((gradient == 0).sum()) == (factor == factor)
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ddp_gets_a_hook_only_if_something_is_to_be_done_before_it_sends(policy, wire):
+    ddp = Mock(spec=DistributedDataParallel, process_group=Mock(size=lambda: 2))
+    ddp.parameters.return_value = [nn.Parameter(torch.ones(3))]
+    make_clipping(ClipSection(policy=policy), ddp, wire)
+    assert ddp.register_comm_hook.called == (wire is not None or "before" in policy)
