@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from bert_tools.common.log_reader import RunLog, read_log
 from bert_tools.common.results import mean_and_half_width, olympic_mean
 from bert_tools.plan.law import local_exponents
 
 LOGS = Path(__file__).parent
-RESULTS = LOGS.parent / "results"
 Rows = list[list[str]]  # the first is the head
 
 
@@ -330,28 +330,22 @@ def laws() -> Rows:
     return rows
 
 
-def ten_runs(directory: Path) -> Rows:
-    """Seed, samples, accuracy and time of each MLPerf log of a directory."""
+def ten_runs() -> Rows:
+    """Seed, samples, accuracy and time of each of the ten results."""
     rows = [["run", "seed", "samples to target", "accuracy", "minutes"]]
-    for path in sorted(directory.glob("result_*.txt")):
-        last = last_events(path)
-        evaluated = last["eval_accuracy"]
-        row = [path.stem.rpartition("_")[2], str(last["seed"]["value"])]
-        row += [f"{evaluated['metadata']['epoch_num']:,}", f"{evaluated['value']:.4f}"]
-        rows.append([*row, f"{seconds(last) / 60:.3f}"])
+    for path in sorted((LOGS.parent / "results" / "cpu_2core_pytorch" / "bert").glob("*.txt")):
+        log = read_log(path, path.name)
+        evaluated = log.named("eval_accuracy")[-1]
+        row = [path.stem.rpartition("_")[2], f"{log.last_number('seed')}"]
+        row += [f"{evaluated.metadata['epoch_num']:,}", f"{evaluated.value:.4f}"]
+        rows.append([*row, f"{seconds(log) / 60:.3f}"])
     return rows
 
 
-def last_events(path: Path) -> dict[str, Any]:
-    """The last event of each key in an MLPerf log."""
-    found = path.read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line.partition(" ")[2]) for line in found if ":::MLLOG" in line]
-    return {event["key"]: event for event in events}
-
-
-def seconds(events: dict[str, Any]) -> float:
-    """The time to train, from an MLPerf log's last events."""
-    return (events["run_stop"]["time_ms"] - events["run_start"]["time_ms"]) / 1000
+def seconds(log: RunLog) -> float:
+    """The time to train of an MLPerf log."""
+    start, stop = (log.named(key)[-1].time_ms for key in ("run_start", "run_stop"))
+    return (stop - start) / 1000
 
 
 def records(track: str) -> Rows:
@@ -361,12 +355,14 @@ def records(track: str) -> Rows:
     ]
     for record in tomllib.loads(text("records.toml"))["record"]:
         if record["track"] == track:
-            runs = list(map(last_events, LOGS.parent.glob(f"{record['logs']}/result_*.txt")))
-            assert len({run["seed"]["value"] for run in runs}) == len(runs) == 10
+            paths = LOGS.parent.glob(f"{record['logs']}/result_*.txt")
+            runs = [read_log(path, path.name) for path in paths]
+            assert len({run.last_number("seed") for run in runs}) == len(runs) == 10
+            accuracies = [run.named("eval_accuracy")[-1].value for run in runs]
+            assert min(accuracies) >= record["target"]
             for run in runs:
-                assert run["run_stop"]["metadata"]["status"] == "success"
-                assert run["eval_accuracy"]["value"] >= record["target"]
-                assert run["quality_target"]["value"] == record["target"]
+                assert run.named("run_stop")[-1].metadata["status"] == "success"
+                assert run.last_number("quality_target") == record["target"]
             times = sorted(map(seconds, runs))
             rows.append(
                 [
@@ -375,7 +371,7 @@ def records(track: str) -> Rows:
                     f"**{median(times):.1f} s**",
                     f"{olympic_mean(times) / 60:.3f} min",
                     f"{times[0]:.1f} to {times[-1]:.1f} s",
-                    f"at least {min(run['eval_accuracy']['value'] for run in runs):.4f}",
+                    f"at least {min(accuracies):.4f}",
                     record["changed"],
                     f"[log](../{record['log']})",
                 ]
@@ -485,7 +481,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "suite": lambda: shown_in("2026-11-29-suite/table.md", 0),
     "suite-times": lambda: shown_in("2026-11-29-suite/table.md", 1),
     "records-2-cpu-cores": lambda: records("2 CPU cores"),
-    "ten-runs": lambda: ten_runs(RESULTS / "cpu_2core_pytorch" / "bert"),
+    "ten-runs": ten_runs,
     "system-dgxa100": lambda: system("dgxa100"),
     "system-h100": lambda: system("h100"),
     "system-h200": lambda: system("h200"),
