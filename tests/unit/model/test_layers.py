@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import IGNORED
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
-from mlperf_bert.model.blocks import side_by_side
+from mlperf_bert.model.blocks import Blocks, cross_entropy_sum, side_by_side
 from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
 from mlperf_bert.model.layers import PretrainingLogits, correct_predictions, loss_sums
 from model_cases import TINY, gradients, ragged_batch, scattered_model
@@ -63,6 +64,63 @@ def test_the_sum_is_torchs_and_unused_slots_add_exactly_nothing(poison, dtype, t
         assert found.dtype == dtype and not found[~is_used].any()
         assert torch.equal(poisoned[is_used], logits[is_used])  # others may read them
         torch.testing.assert_close(found[is_used], expected[is_used], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("unlikely", [0.0, 80.0, 200.0])  # nats; 87 is the most that fp32 can hold
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.02)]
+)
+def test_the_masked_lm_loss_is_that_of_its_logits(dtype, tolerance, unlikely):
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight, bias = (
+        torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
+        for shape in ((9, 16), (40, 16), (40,))
+    )
+    labels = torch.randint(40, (9,), generator=generator)
+    labels[[2, 8]] = IGNORED
+    with torch.no_grad():
+        hidden *= 0.3
+        bias[labels[0]] -= unlikely
+    found = Blocks().masked_lm_loss(hidden, weight, bias, labels)
+    expected = cross_entropy_sum(F.linear(hidden, weight, bias), labels)
+    assert found.dtype == expected.dtype and found > unlikely
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
+    factors = (hidden, weight, bias)
+    for one, other in zip(
+        torch.autograd.grad(found / 7, factors),
+        torch.autograd.grad(expected / 7, factors),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_the_masked_lm_loss_follows_autocast():
+    generator = torch.Generator().manual_seed(4)
+    factors = [
+        torch.randn(shape, generator=generator).requires_grad_()
+        for shape in ((5, 16), (24, 16), (24,))
+    ]
+    labels = torch.randint(24, (5,), generator=generator)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Blocks().masked_lm_loss(*factors, labels)
+        expected = cross_entropy_sum(F.linear(*factors), labels)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    for one, other in zip(
+        torch.autograd.grad(found, factors), torch.autograd.grad(expected, factors), strict=True
+    ):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.05)
+
+
+def test_one_tensor_of_logits_serves_both_passes():
+    rows, words = 128, 4096
+    factors = [torch.randn(shape).requires_grad_() for shape in ((rows, 8), (words, 8), (words,))]
+    labels = torch.randint(words, (rows,))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        Blocks().masked_lm_loss(*factors, labels).backward()
+    allocated = sum(max(each.self_cpu_memory_usage, 0) for each in recorded.events())
+    logits = 4 * rows * words
+    assert logits <= allocated < 1.5 * logits
 
 
 def test_the_highest_score_is_correct_and_an_unused_slot_never():

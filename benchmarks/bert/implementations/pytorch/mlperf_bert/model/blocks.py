@@ -134,10 +134,10 @@ class Blocks:
         `hidden` is [P, D], `weight` [V, D], `bias` [V] and `labels` int64 [P]. The loss is defined
         as in `cross_entropy_sum`, and supports only one backward pass.
         """
-        logits = precise(F.linear(hidden, weight, bias))
-        # Nothing else refers to these logits, so on a CPU they can be overwritten.
-        total: Tensor = _CrossEntropySum.apply(logits, labels, logits.device.type == "cpu")
-        return total
+        if hidden.device.type == "cpu":
+            total: Tensor = _MaskedLmLoss.apply(hidden, weight, bias, labels)
+            return total
+        return cross_entropy_sum(F.linear(hidden, weight, bias), labels)
 
 
 def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
@@ -167,7 +167,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
         The loss in nats, a scalar. It is float64 if the logits are float64, and float32 otherwise.
         It supports one backward pass and has no second derivative.
     """
-    total: Tensor = _CrossEntropySum.apply(precise(logits), labels, False)
+    total: Tensor = _CrossEntropySum.apply(precise(logits), labels)
     return total
 
 
@@ -179,37 +179,67 @@ def precise(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Overwrite log-probabilities [P, V] with the gradient of the summed cross-entropy.
-
-    Returns the gradient, which is zero in rows with the label IGNORED.
-    """
-    gradient = log_probabilities.exp_()  # the softmax is the gradient of log-sum-exp
-    gradient.scatter_add_(1, labels.clamp(min=0)[:, None], -gradient.new_ones(len(labels), 1))
-    # The bits are masked, because multiplying by zero would keep a NaN, and a masked fill takes six
-    # times as long on a CPU.
-    integers = torch.int64 if gradient.dtype == torch.float64 else torch.int32
-    all_bits = (labels != IGNORED).to(integers).neg_()[:, None]
-    gradient.view(integers).bitwise_and_(all_bits)
-    return gradient
-
-
 class _CrossEntropySum(torch.autograd.Function):
-    """Summed cross-entropy, whose backward pass overwrites the saved log-probabilities.
-
-    The gradient replaces them. Allocating another [P, V] would be slow on a CPU, because the first
-    access to new memory is slow.
-    """
+    """Summed cross-entropy, whose backward pass overwrites the saved log-probabilities."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, in_place: bool) -> Tensor:
-        out = logits if in_place else None
-        log_probabilities = torch.log_softmax(logits, dim=-1, out=out)
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        log_probabilities = torch.log_softmax(logits, dim=-1)
         ctx.save_for_backward(log_probabilities, labels)
         return F.nll_loss(log_probabilities, labels, reduction="sum", ignore_index=IGNORED)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         log_probabilities, labels = ctx.saved_tensors
-        return logits_gradient(log_probabilities, labels).mul_(grad), None, None
+        gradient = subtract_labels(log_probabilities.exp_(), labels).mul_(grad)
+        # Multiplying by zero would keep a NaN.
+        return gradient.masked_fill_((labels == IGNORED)[:, None], 0), None
+
+
+class _MaskedLmLoss(torch.autograd.Function):
+    """The decoder's product and its summed cross-entropy, on a CPU.
+
+    One tensor [P, V] serves both passes: the softmax overwrites the logits, and the gradient of the
+    logits overwrites the softmax. Each pass over this tensor takes about as long as the exponential
+    function does. The gradient of the loss is therefore multiplied by the much smaller gradients of
+    the product's factors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        logits = F.linear(hidden, weight, bias)
+        dtype = logits.dtype  # that of autocast, if it is on
+        softmax = precise(logits)
+        torch.softmax(softmax, dim=-1, out=softmax)
+        probabilities = softmax.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+        losses = probabilities.log().neg_()
+        is_used = labels != IGNORED
+        # A probability so small has lost bits, or is 0. This is rare.
+        rows = (is_used & (probabilities < torch.finfo(softmax.dtype).tiny)).nonzero()[:, 0]
+        if len(rows):
+            again = precise(F.linear(hidden[rows], weight, bias))
+            losses[rows] = F.cross_entropy(again, labels[rows], reduction="none")
+        ctx.save_for_backward(softmax, hidden.to(dtype), weight.to(dtype), labels)
+        return losses.where(is_used, 0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        softmax, hidden, weight, labels = ctx.saved_tensors
+        unused = (labels == IGNORED).nonzero()[:, 0]
+        # A masked fill would write all rows.
+        gradient = subtract_labels(softmax, labels).index_fill_(0, unused, 0).to(hidden.dtype)
+        grad = grad.to(hidden.dtype)
+        of_hidden = (gradient @ weight).mul_(grad)
+        of_weight = gradient.t() @ (hidden * grad)
+        return of_hidden, of_weight, gradient.t() @ grad.expand(len(gradient)), None
+
+
+def subtract_labels(softmax: Tensor, labels: Tensor) -> Tensor:
+    """Overwrite the softmax [P, V] of logits with the gradient of their summed cross-entropy.
+
+    Returns the gradient. Its rows with the label IGNORED have arbitrary values.
+    """
+    ones = softmax.new_ones(len(labels), 1)
+    return softmax.scatter_add_(1, labels.clamp(min=0)[:, None], -ones)
