@@ -233,7 +233,7 @@ class _MaskedLmLoss(torch.autograd.Function):
         grad = grad.to(hidden.dtype)
         of_hidden = (gradient @ weight).mul_(grad)
         of_weight = gradient.t() @ (hidden * grad)
-        return of_hidden, of_weight, gradient.t() @ grad.expand(len(gradient)), None
+        return of_hidden, of_weight, gradient.sum(0).mul_(grad), None
 
 
 def subtract_labels(softmax: Tensor, labels: Tensor) -> Tensor:
