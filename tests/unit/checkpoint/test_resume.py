@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint import writer
 from mlperf_bert.run.metrics import MetricsFile
 from resume_cases import (
@@ -17,7 +18,7 @@ from resume_cases import (
     weights,
     with_other_train,
 )
-from support import contents, metrics_losses, mlperf_records, refusal, snapshot
+from support import contents, metrics_losses, mlperf_records, refusal, sets_of, snapshot
 from verify_cases import flip_words
 
 SAME = (*DROPOUT, "checkpoint.keep_last=9", "eval.interval_samples=100000")
@@ -206,6 +207,15 @@ def test_a_directory_renamed_while_its_run_goes_on(
 def test_going_on_needs_the_directory_of_the_run(tiny_config, synthetic_data, capsys):
     command = ["train", "--config", tiny_config, "--data", synthetic_data]
     assert "--run-dir: is missing" in refusal(capsys, *command, "--resume", "auto")
+
+
+def test_a_first_start_is_said(tiny_config, synthetic_data, tmp_path, capsys):
+    places = ("--config", tiny_config, "--data", synthetic_data, "--run-dir", tmp_path / "run")
+    command = [*map(str, ("train", *places, "--resume", "auto")), *sets_of("run.max_steps=1")]
+    line = f"no earlier run in {tmp_path / 'run'}; starting a new one\n"
+    assert main(command) == MISSED and line in capsys.readouterr().out
+    main(command)
+    assert line not in capsys.readouterr().out
 
 
 def test_what_ended_before_its_clock_began_is_no_part_of_the_run(resumed, killed):

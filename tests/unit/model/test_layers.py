@@ -116,11 +116,33 @@ def test_one_tensor_of_logits_serves_both_passes():
     rows, words = 128, 4096
     factors = [torch.randn(shape).requires_grad_() for shape in ((rows, 8), (words, 8), (words,))]
     labels = torch.randint(words, (rows,))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        Blocks().masked_lm_loss(*factors, labels).backward()
-    allocated = sum(max(each.self_cpu_memory_usage, 0) for each in recorded.events())
-    logits = 4 * rows * words
-    assert logits <= allocated < 1.5 * logits
+    blocks, logits = Blocks(), 4 * rows * words
+
+    def allocated(count=1):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            losses = [blocks.masked_lm_loss(*factors, labels) for _ in range(count)]
+            torch.stack(losses).sum().backward()
+        return sum(max(each.self_cpu_memory_usage, 0) for each in recorded.events())
+
+    assert logits <= allocated() < 1.5 * logits
+    assert allocated() < 0.5 * logits  # the next step has the same memory
+    assert logits < allocated(2) < 2 * logits  # a second loss before the backward pass needs more
+
+
+def test_losses_of_several_steps_do_not_share_memory_too_early():
+    generator = torch.Generator().manual_seed(5)
+    weight, bias = torch.randn(24, 8, generator=generator), torch.randn(24, generator=generator)
+    batches = [
+        (torch.randn(rows, 8, generator=generator).requires_grad_(), torch.arange(rows))
+        for rows in (5, 9, 3)
+    ]
+    blocks = Blocks()
+    blocks.masked_lm_loss(batches[0][0], weight, bias, batches[0][1])  # without a backward pass
+    losses = [blocks.masked_lm_loss(hidden, weight, bias, labels) for hidden, labels in batches]
+    found = torch.autograd.grad(sum(losses), [hidden for hidden, _ in batches])
+    for (hidden, labels), gradient in zip(batches, found, strict=True):
+        loss = cross_entropy_sum(F.linear(hidden, weight, bias), labels)
+        torch.testing.assert_close(gradient, torch.autograd.grad(loss, hidden)[0])
 
 
 def test_the_highest_score_is_correct_and_an_unused_slot_never():

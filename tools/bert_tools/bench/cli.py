@@ -18,7 +18,6 @@ from mlperf_bert.config.bounds import Bounds, option_name
 from mlperf_bert.config.files import add_config, config_to_tables, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.extras import require_packages
-from mlperf_bert.machine import keep_freed_memory
 
 if TYPE_CHECKING:
     import torch
@@ -224,14 +223,10 @@ def make_config(args: argparse.Namespace) -> RunConfig:
 
 
 def _device(args: argparse.Namespace, config: RunConfig) -> "torch.device":
-    """Set torch's number of CPU threads and the use of memory, and return the chosen device.
-
-    Freed memory is kept, as in training, for this project's steps and for the baselines.
-    """
+    """Set torch's number of CPU threads, and return the device that the config selects."""
     import torch
 
     from mlperf_bert.distributed.launch import choose_device, read_rank_info
 
     torch.set_num_threads(args.threads)
-    keep_freed_memory()
     return choose_device(config.run.device, read_rank_info())

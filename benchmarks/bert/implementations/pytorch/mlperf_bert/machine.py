@@ -1,15 +1,11 @@
-"""Report the CPUs that this process may use, and their instructions, and manage its memory."""
+"""Report the CPUs that this process may use, their instructions, and the memory of the machine."""
 
-import ctypes
 import os
 from pathlib import Path
 
 # Linux's names for instructions that multiply matrices in bfloat16. A CPU without them is 7 to 10
 # times as slow in bfloat16 as in fp32.
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
-
-# Numbers of glibc's settings in <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def usable_cpus() -> frozenset[int]:
@@ -25,19 +21,6 @@ def usable_cpus() -> frozenset[int]:
 def memory_bytes() -> int:
     """Return the total memory of this machine in bytes, both free and used."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep the memory of freed tensors for later tensors.
-
-    Usually glibc returns large blocks to the system, which then has to clear their pages before the
-    next tensor can use them. On a CPU, this can take a tenth of a training step. The setting has no
-    effect with other C libraries. Source: the manual page mallopt(3).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:

@@ -290,10 +290,8 @@ def _agree_on_start(
     """
     from mlperf_bert.checkpoint.first_weights import check_first_weights
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
-    from mlperf_bert.distributed.launch import is_requeued
     from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
-    from mlperf_bert.files import is_there, write_file
-    from mlperf_bert.run.earlier import describe_new_run
+    from mlperf_bert.files import is_there, names_in, write_file
 
     found = [NEW_RUN]
 
@@ -302,9 +300,8 @@ def _agree_on_start(
         directory.refuse_links()
         if args.resume == "auto":
             _check_run_dir(args)
-            line = describe_new_run(directory.root, is_requeued=is_requeued())
-            if line is not None:
-                print(line, flush=True)
+            if not any(name.startswith("run_") for name in names_in(directory.root)):
+                print(f"no earlier run in {directory.root}; starting a new one", flush=True)
         found[0] = find_start(args.resume, directory, config, args.new_run_by)
         ended = found[0].ended
         if ended is None and found[0].checkpoint is None:

@@ -65,11 +65,6 @@ class RankInfo:
             )
 
 
-def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True if SLURM has requeued this job and restarted it."""
-    return environ.get("SLURM_RESTART_COUNT", "0") != "0"
-
-
 def is_silent_rank(environ: Mapping[str, str] = os.environ) -> bool:
     """Return True for a rank of our own launcher that leaves printing to rank 0."""
     return MEETING in environ and environ.get("RANK") != "0"

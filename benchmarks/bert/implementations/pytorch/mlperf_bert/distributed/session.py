@@ -33,7 +33,6 @@ from mlperf_bert.errors import (
     one_line,
     say_error,
 )
-from mlperf_bert.machine import keep_freed_memory
 
 Result = TypeVar("Result")
 Plain = TypeVar("Plain", int, str, list[Any], dict[str, Any], list[str] | None)
@@ -203,7 +202,6 @@ def in_session(
         end_with_parent(os.getppid())
     device = choose_device(device_name, info, share_gpu)
     set_cpu_threads(info)
-    keep_freed_memory()
     leaves_together = False
     with naming_failures(info, whereabouts, patience):
         try:

@@ -33,6 +33,9 @@ class Blocks:
 
     name: ClassVar[KernelsName] = "reference"
 
+    def __init__(self) -> None:
+        self._memory_of_logits = KeptMemory()
+
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
         """Apply each linear layer to `x` [R, any], and return one result per layer.
 
@@ -135,7 +138,9 @@ class Blocks:
         as in `cross_entropy_sum`, and supports only one backward pass.
         """
         if hidden.device.type == "cpu":
-            total: Tensor = _MaskedLmLoss.apply(hidden, weight, bias, labels)
+            total: Tensor = _MaskedLmLoss.apply(
+                hidden, weight, bias, labels, self._memory_of_logits
+            )
             return total
         return cross_entropy_sum(F.linear(hidden, weight, bias), labels)
 
@@ -197,6 +202,33 @@ class _CrossEntropySum(torch.autograd.Function):
         return gradient.masked_fill_((labels == IGNORED)[:, None], 0), None
 
 
+class KeptMemory:
+    """Memory for one large tensor of each step, which is kept until the next step.
+
+    Otherwise the system clears the pages of the tensor in every step, which takes longer on a CPU
+    than most computations with it.
+    """
+
+    def __init__(self) -> None:
+        self._spare: Tensor | None = None
+
+    def take(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return a tensor with at least `size` elements of arbitrary values.
+
+        Nobody else gets this memory until it is given back. If it is never given back, the next
+        call allocates other memory.
+        """
+        spare, self._spare = self._spare, None
+        if spare is None or spare.dtype != dtype or len(spare) < size:
+            del spare  # before the new memory is allocated
+            spare = torch.empty(size, dtype=dtype)
+        return spare
+
+    def give_back(self, memory: Tensor) -> None:
+        """Offer the memory that `take` returned to the next call."""
+        self._spare = memory
+
+
 class _MaskedLmLoss(torch.autograd.Function):
     """The decoder's product and its summed cross-entropy, on a CPU.
 
@@ -207,25 +239,32 @@ class _MaskedLmLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-        logits = F.linear(hidden, weight, bias)
-        dtype = logits.dtype  # that of autocast, if it is on
-        softmax = precise(logits)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, memory: KeptMemory
+    ) -> Tensor:
+        hidden, weight, bias = _as_autocast_does(hidden, weight, bias)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        ctx.memory, ctx.taken = memory, memory.take(len(hidden) * len(weight), dtype)
+        softmax = ctx.taken[: len(hidden) * len(weight)].view(len(hidden), len(weight))
+        if hidden.dtype == dtype:
+            torch.addmm(bias, hidden, weight.t(), out=softmax)
+        else:
+            softmax.copy_(F.linear(hidden, weight, bias))
         torch.softmax(softmax, dim=-1, out=softmax)
         probabilities = softmax.gather(1, labels.clamp(min=0)[:, None])[:, 0]
         losses = probabilities.log().neg_()
         is_used = labels != IGNORED
         # A probability so small has lost bits, or is 0. This is rare.
-        rows = (is_used & (probabilities < torch.finfo(softmax.dtype).tiny)).nonzero()[:, 0]
+        rows = (is_used & (probabilities < torch.finfo(dtype).tiny)).nonzero()[:, 0]
         if len(rows):
             again = precise(F.linear(hidden[rows], weight, bias))
             losses[rows] = F.cross_entropy(again, labels[rows], reduction="none")
-        ctx.save_for_backward(softmax, hidden.to(dtype), weight.to(dtype), labels)
+        ctx.save_for_backward(softmax, hidden, weight, labels)
         return losses.where(is_used, 0).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         softmax, hidden, weight, labels = ctx.saved_tensors
         unused = (labels == IGNORED).nonzero()[:, 0]
         # A masked fill would write all rows.
@@ -233,7 +272,16 @@ class _MaskedLmLoss(torch.autograd.Function):
         grad = grad.to(hidden.dtype)
         of_hidden = (gradient @ weight).mul_(grad)
         of_weight = gradient.t() @ (hidden * grad)
-        return of_hidden, of_weight, gradient.sum(0).mul_(grad), None
+        of_bias = gradient.sum(0).mul_(grad)
+        ctx.memory.give_back(ctx.taken)
+        return of_hidden, of_weight, of_bias, None, None
+
+
+def _as_autocast_does(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Convert the factors of a product on a CPU to the dtype of autocast, if it is on."""
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    return tuple(each.to(torch.get_autocast_dtype("cpu")) for each in tensors)
 
 
 def subtract_labels(softmax: Tensor, labels: Tensor) -> Tensor:

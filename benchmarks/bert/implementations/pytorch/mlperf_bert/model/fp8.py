@@ -302,6 +302,7 @@ class Fp8Blocks(Blocks):
     """
 
     def __init__(self, scales: Fp8Scales) -> None:
+        super().__init__()
         self._scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:

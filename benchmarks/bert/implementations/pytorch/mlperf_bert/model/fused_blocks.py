@@ -67,6 +67,7 @@ class FusedBlocks(Blocks):
     name = "fused"
 
     def __init__(self, scales: Fp8Scales | None = None) -> None:
+        super().__init__()
         self.scales = scales
 
     def multiply(self, x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:

@@ -119,23 +119,6 @@ class RunLock:
         return None
 
 
-def is_locked(root: Path, name: str) -> bool:
-    """Return True if another process uses the run `name` in `root`, or if that is unknown."""
-    try:
-        file = not_through_a_link(str(root / f".{name}.lock"), os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(file)  # which releases the lock
-    return False
-
-
 def _is_at(file: int, path: Path) -> bool:
     """Return True if the descriptor `file` refers to the file at `path`."""
     return os.path.samestat(os.fstat(file), os.lstat(path))
