@@ -1,7 +1,7 @@
 """Draw the pictures in docs/pictures/ from committed records.
 
     .venv/bin/python tools/draw_pictures.py [policies | small_batches | learning_curve | speed |
-                                             architecture]
+                                             step_parts | architecture]
 
 Without a name, the script draws every picture.
 
@@ -11,8 +11,9 @@ Without a name, the script draws every picture.
 - small_batches.png shows the imbalance of 1,024 ranks with 16 to 2 sequences each, from the records
   of `plan balance`.
 - learning_curve.png shows the accuracy of the ten runs in results/cpu_2core_pytorch.
-- speed.png compares our training step with the fastest padded baseline of `transformers`, from the
-  records of `bench transformers`.
+- speed.png compares our training step with the fastest padded baseline of `transformers`, and
+  step_parts.png shows where the time of our step goes. Both are from the records of the log
+  2026-11-30-cpu-step.
 - architecture.png shows the folders of the submission in the order of its import contract.
 """
 
@@ -21,6 +22,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -34,9 +36,18 @@ REPOSITORY = Path(__file__).parents[1]
 PICTURES = REPOSITORY / "docs" / "pictures"
 RESULTS = REPOSITORY / "results" / "cpu_2core_pytorch" / "bert"
 RESULTS_OUTPUT = REPOSITORY / "logs" / "2026-11-30-first-run" / "output.txt"
-SPEED_RECORDS = {  # model: the records of its measurement
-    "BERT": REPOSITORY / "logs" / "2026-11-23-against",
-    "ModernBERT": REPOSITORY / "logs" / "2026-11-26-modern-against",
+SPEED_RECORDS = REPOSITORY / "logs" / "2026-11-30-cpu-step"
+MODELS = {"bert": "BERT", "modern": "ModernBERT"}
+HIDDEN = {"2": 128, "4": 256, "12": 768}  # hidden size by number of layers
+PARTS = {  # of a step: color
+    "products": "#2f6db3",
+    "attention": "#7db0e0",
+    "loss": "#c0504d",
+    "norms": "#9bbb59",
+    "activations": "#d9a441",
+    "embeddings": "#8064a2",
+    "update": "#5a5a5a",
+    "rest": "#bdbdbd",
 }
 SMALL_BATCHES = REPOSITORY / "logs" / "2026-11-29-small-batches"
 WAYS = {  # sampler, policy and counts of a line: its label and style
@@ -51,7 +62,6 @@ RANKS = NODES * RANKS_PER_NODE
 SEED = 11
 MOST_TOKENS = 1600
 NUMBER = {"ha": "center", "va": "center", "fontsize": 7}
-SPEED_RECORD = re.compile(r"(\d+)x(\d+)(?:-(\d+))?")  # layers, hidden size, greatest length
 WORK = {  # what the folders and files of the contract are for, in the architecture picture
     "tools/bert_tools": "all other commands, such as pretrain, score, plan and bench",
     "__main__": "the command line",
@@ -181,36 +191,72 @@ def learning_curve() -> None:
 def speed() -> None:
     """Draw the speed of our training step, compared with that of `transformers`.
 
-    Each bar is the ratio of our sequences per second to those of the fastest padded baseline.
+    Each bar is the ratio of our sequences per second to those of the fastest padded baseline, with
+    its 95 % interval.
     """
-    bars = []
-    for model, directory in SPEED_RECORDS.items():
-        for path in directory.glob("*.json"):
-            size = SPEED_RECORD.fullmatch(path.stem)
-            if size:
-                layers, hidden, length = (int(number or 0) for number in size.groups())
-                ratio = json.loads(path.read_text())["ratio_strongest"]
-                tokens = f", up to {length:,} tokens" if length else ""
-                bars.append(
-                    ((model, length, hidden), f"{model} {layers} x {hidden}{tokens}", ratio)
-                )
-    bars.sort(reverse=True)
-    figure = new_figure(6.4, 3.2)
+    records = speed_records("against.jsonl")
+    figure = new_figure(6.4, 3.6)
     axes = figure.subplots()
-    drawn = axes.barh(
-        [text for _, text, _ in bars],
-        [ratio for _, _, ratio in bars],
-        color=[BLUE if ratio >= 1 else GREY for _, _, ratio in bars],
-    )
-    for bar, (_, _, ratio) in zip(drawn, bars, strict=True):
-        middle = bar.get_y() + bar.get_height() / 2
-        axes.text(0.03, middle, f"{ratio:.2f}", color="white", fontsize=8, va="center")
+    for place, record in enumerate(reversed(records)):
+        found = min(record["ratios"].values(), key=lambda each: each["times_as_fast"])
+        ratio = found["times_as_fast"]
+        errors = [[ratio - found["low"]], [found["high"] - ratio]]
+        axes.barh(place, ratio, xerr=errors, color=BLUE if ratio >= 1 else GREY, capsize=2)
+        axes.text(0.03, place, f"{ratio:.2f}", color="white", fontsize=8, va="center")
+    axes.set_yticks(range(len(records)), [size_in_words(each) for each in reversed(records)])
     axes.axvline(1, color="black", linestyle="--", linewidth=1)
-    axes.set_xlim(0, 1.15 * max(ratio for _, _, ratio in bars))
     axes.set_xlabel("sequences per second, strongest padded transformers = 1", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.set_title("Training step on two CPU threads, layers x hidden size", fontsize=10)
     (PICTURES / "speed.png").write_bytes(png(figure, DOTS_PER_INCH))
+
+
+def step_parts() -> None:
+    """Draw which share of a step's time each part takes, and the bound of its products.
+
+    The bound is the time that the step's matrix products and attention would take at the measured
+    speed of the feed-forward layer's products.
+    """
+    records = speed_records("profile.jsonl")
+    figure = new_figure(7.2, 4.2)
+    axes = figure.subplots()
+    for place, record in enumerate(reversed(records)):
+        times = {
+            part: sum(of_pass.get(part, 0) for of_pass in record["ms"].values()) for part in PARTS
+        }
+        start, total = 0.0, sum(times.values())
+        for part, color in PARTS.items():
+            share = times[part] / total
+            axes.barh(place, share, left=start, color=color, label=part if place == 0 else None)
+            start += share
+        bound = 1e3 * sum(record["gflop"].values()) / record["peak_gflops"] / total
+        axes.plot([bound, bound], [place - 0.4, place + 0.4], color="black", linewidth=2)
+    axes.set_yticks(range(len(records)), [size_in_words(each) for each in reversed(records)])
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of the step's time (line: products and attention at peak)", fontsize=9)
+    axes.tick_params(labelsize=8)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    axes.set_title("Where the time of our training step goes, two CPU threads", fontsize=10)
+    (PICTURES / "step_parts.png").write_bytes(png(figure, DOTS_PER_INCH))
+
+
+def speed_records(name: str) -> list[dict[str, Any]]:
+    """Return the lines of a record of the training step's speed, sorted by model and size."""
+    lines = (SPEED_RECORDS / name).read_text().splitlines()
+
+    def order(record: dict[str, Any]) -> tuple[str, int, int]:
+        model, layers, length = record["size"].split("-")
+        return model, int(length), int(layers)
+
+    return sorted(map(json.loads, lines), key=order)
+
+
+def size_in_words(record: dict[str, Any]) -> str:
+    """Return for example "BERT 2 x 128, 16 of up to 512 tokens"."""
+    model, layers, length = record["size"].split("-")
+    return (
+        f"{MODELS[model]} {layers} x {HIDDEN[layers]}, {record['batch']} of up to {int(length):,}"
+    )
 
 
 def architecture() -> None:
@@ -248,7 +294,7 @@ def architecture() -> None:
     (PICTURES / "architecture.png").write_bytes(png(figure, DOTS_PER_INCH))
 
 
-DRAWINGS = (policies, small_batches, learning_curve, speed, architecture)
+DRAWINGS = (policies, small_batches, learning_curve, speed, step_parts, architecture)
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]
