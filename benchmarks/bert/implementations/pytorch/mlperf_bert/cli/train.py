@@ -300,7 +300,8 @@ def _agree_on_start(
         directory.refuse_links()
         if args.resume == "auto":
             _check_run_dir(args)
-            if not any(name.startswith("run_") for name in names_in(directory.root)):
+            names = names_in(directory.root)
+            if not any(name.startswith("run_") and name[4:].isdigit() for name in names):
                 print(f"no earlier run in {directory.root}; starting a new one", flush=True)
         found[0] = find_start(args.resume, directory, config, args.new_run_by)
         ended = found[0].ended

@@ -197,7 +197,7 @@ class _CrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         log_probabilities, labels = ctx.saved_tensors
-        gradient = subtract_labels(log_probabilities.exp_(), labels).mul_(grad)
+        gradient: Tensor = subtract_labels(log_probabilities.exp_(), labels).mul_(grad)
         # Multiplying by zero would keep a NaN.
         return gradient.masked_fill_((labels == IGNORED)[:, None], 0), None
 
@@ -233,9 +233,9 @@ class _MaskedLmLoss(torch.autograd.Function):
     """The decoder's product and its summed cross-entropy, on a CPU.
 
     One tensor [P, V] serves both passes: the softmax overwrites the logits, and the gradient of the
-    logits overwrites the softmax. Each pass over this tensor takes about as long as the exponential
-    function does. The gradient of the loss is therefore multiplied by the much smaller gradients of
-    the product's factors.
+    logits overwrites the softmax. Reading and writing this tensor once takes about as long as the
+    softmax itself. The backward pass therefore does not multiply this tensor by the gradient of the
+    loss. It multiplies the results of the products, which are much smaller.
     """
 
     @staticmethod
@@ -260,7 +260,8 @@ class _MaskedLmLoss(torch.autograd.Function):
             again = precise(F.linear(hidden[rows], weight, bias))
             losses[rows] = F.cross_entropy(again, labels[rows], reduction="none")
         ctx.save_for_backward(softmax, hidden, weight, labels)
-        return losses.where(is_used, 0).sum()
+        total: Tensor = losses.where(is_used, 0).sum()
+        return total
 
     @staticmethod
     @once_differentiable
@@ -269,10 +270,10 @@ class _MaskedLmLoss(torch.autograd.Function):
         unused = (labels == IGNORED).nonzero()[:, 0]
         # A masked fill would write all rows.
         gradient = subtract_labels(softmax, labels).index_fill_(0, unused, 0).to(hidden.dtype)
-        grad = grad.to(hidden.dtype)
-        of_hidden = (gradient @ weight).mul_(grad)
-        of_weight = gradient.t() @ (hidden * grad)
-        of_bias = gradient.sum(0).mul_(grad)
+        factor = grad.item()  # a number, because a tensor would be rounded to 16 bits first
+        of_hidden = (gradient @ weight).mul_(factor)
+        of_weight = gradient.t() @ (hidden * factor)
+        of_bias = gradient.sum(0).mul_(factor)
         ctx.memory.give_back(ctx.taken)
         return of_hidden, of_weight, of_bias, None, None
 
@@ -281,7 +282,8 @@ def _as_autocast_does(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Convert the factors of a product on a CPU to the dtype of autocast, if it is on."""
     if not torch.is_autocast_enabled("cpu"):
         return tensors
-    return tuple(each.to(torch.get_autocast_dtype("cpu")) for each in tensors)
+    dtype = torch.get_autocast_dtype("cpu")
+    return tuple(each if each.dtype == torch.float64 else each.to(dtype) for each in tensors)
 
 
 def subtract_labels(softmax: Tensor, labels: Tensor) -> Tensor:
