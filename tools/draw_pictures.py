@@ -232,7 +232,7 @@ def step_parts() -> None:
         bound = 1e3 * sum(record["gflop"].values()) / record["peak_gflops"] / total
         axes.plot([bound, bound], [place - 0.4, place + 0.4], color="black", linewidth=2)
     axes.set_yticks(range(len(records)), [size_in_words(each) for each in reversed(records)])
-    axes.set_xlim(0, 1)
+    axes.set_xlim(0, 1.1)
     axes.set_xlabel("share of the step's time (line: products and attention at peak)", fontsize=9)
     axes.tick_params(labelsize=8)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,6 +15,7 @@ from mlperf_bert.checkpoint.load import load_checkpoint
 from mlperf_bert.checkpoint.manifest import read_state
 from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import TARGET_MISSED
+from mlperf_bert.model import blocks
 from mlperf_bert.model.bert import make_model
 from mlperf_bert.step.captured import synthetic_batch
 from mlperf_bert.step.eager import weights_dtype
@@ -109,17 +111,22 @@ class NoSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def loss_on_a_gpu(hidden, weight, bias, labels, _):
+    return blocks.cross_entropy_sum(F.linear(hidden, weight, bias), labels)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_autocast", "fp8"])
 @pytest.mark.parametrize("policy", ["none", "after_allreduce", "bucket_before_allreduce"])
 @pytest.mark.parametrize("rule", ["adamw", "lamb"])
-def test_a_step_reads_nothing_back(tiny_config, rule, policy, precision):
+def test_a_step_reads_nothing_back(tiny_config, rule, policy, precision, monkeypatch):
     options = (f"optim.name={rule}", f"clip.policy={policy}", f"model.precision={precision}")
     sizes = ("model.num_layers=1", "parallel.local_batch_size=2", "parallel.grad_accum_steps=2")
     config = load_config(tiny_config, (*options, *sizes, "model.attention=grouped"))
     model = make_model(config, 1, CPU)
     optimizer, step = make_step(model, config, ONE_RANK, CPU)
     batches = (synthetic_batch(config),) * 2
-    # The CPU's kernels read scalars: there is no device to wait for.
+    # The CPU's kernels and its loss read numbers: there is no device to wait for.
+    monkeypatch.setattr(blocks._MaskedLmLoss, "apply", loss_on_a_gpu)
     norms = torch.ones(len(optimizer.shard.adapted), 2)
     optimizer.kernels = Mock(lamb_norms=lambda *_: norms)
     with NoSync() as mode:
