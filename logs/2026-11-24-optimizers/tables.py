@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import curve_fit
-from scipy.stats import permutation_test, t, ttest_1samp
+from scipy.stats import permutation_test, ttest_1samp
 
 from study import (
     BUDGETS,
@@ -205,39 +205,41 @@ def settings_table(records):
 
 
 def fitted(records, optimizer):
-    """Least samples and critical batch of samples = least (1 + batch / critical), and a factor.
+    """Least samples and critical batch of samples = least (1 + batch / critical), [seeds, 2].
 
-    By least squares of logarithms, one point for each run, of batches without a miss; None below
-    three. The 95 % interval of each is it divided and multiplied by its factor.
+    One fit for each seed, by least squares of logarithms, because the runs of a seed at several
+    batches are not independent. Of batches without a miss; None below three.
     """
     arms = [of_arm(records, optimizer, batch, "seed") for batch in BUDGETS]
     arms = [arm for arm in arms if arm and not has_missed(arm, NEARER)]
     if len(arms) < 3:
         return None
-    batches = np.array([each["batch"] for arm in arms for each in arm], dtype=float)
-    samples = np.concatenate([samples_of(arm, NEARER) for arm in arms])
+    batches = np.array([arm[0]["batch"] for arm in arms], dtype=float)
 
     def law(batches, least, critical):
         return least + np.log1p(batches / np.exp(critical))
 
-    start = np.log([samples.min(), batches.mean()])
-    centre, covariance = curve_fit(law, batches, np.log(samples), start)
-    factors = np.exp(t.ppf(0.975, len(samples) - 2) * np.sqrt(np.diag(covariance)))
-    return np.stack([np.exp(centre), factors], axis=1)
+    found = []
+    for samples in np.stack([samples_of(arm, NEARER) for arm in arms], axis=1):
+        start = np.log([samples.min(), batches.mean()])
+        found.append(curve_fit(law, batches, np.log(samples), start)[0])
+    return np.exp(found)
 
 
 def fit_table(records):
     """Critical batches, and the noise scales measured in the same runs."""
     noise = "noise scale at the target, plain and preconditioned"
     yield from head("optimizer", "least samples (95 %)", "critical batch (95 %)", noise)
-    for optimizer in OPTIMIZERS:
-        found = fitted(records, optimizer)
+    fits = {each: fitted(records, each) for each in OPTIMIZERS}
+    for optimizer, found in fits.items():
         if found is None:
             continue
-        row = [NAMES[optimizer]]
-        row += [f"{each:,.0f} ({each / by:,.0f} to {each * by:,.0f})" for each, by in found]
+        row = [NAMES[optimizer], *(geometric(values, ",.0f") for values in found.T)]
         scales = np.median(list(noises(records, optimizer)), axis=0)
         yield f"| {' | '.join(row)} | {scales[0]:,.0f}, {scales[1]:,.0f} |"
+    ratios = fits["muon"] / fits["adamw"]
+    cells = " | ".join(geometric(values, ".2f") for values in ratios.T)
+    yield f"| Muon over AdamW, seed by seed | {cells} | |"
 
 
 def noises(records, optimizer, batches=tuple(BUDGETS)):
@@ -289,7 +291,7 @@ def draw(records, path):
         axes.plot(*np.array(points).T, "o", ms=4, alpha=0.6, color=colour)
         found = fitted(records, optimizer)
         if found is not None:
-            least, critical = found[:, 0]
+            least, critical = np.exp(np.log(found).mean(axis=0))
             batches = np.geomspace(min(BUDGETS), max(BUDGETS))
             label += f": critical batch {critical:,.0f}"
             axes.plot(batches, least * (1 + batches / critical), color=colour)

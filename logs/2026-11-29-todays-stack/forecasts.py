@@ -4,7 +4,7 @@
     python logs/2026-11-29-todays-stack/forecasts.py          prints the table of forecasts.json
 
 The same number of accelerators and the same global batch are simulated as in the published entries.
-The program differs: published entries pack or pad their sequences, and ours does neither.
+The programs, their tuning and the samples that they needed differ.
 """
 
 import json
