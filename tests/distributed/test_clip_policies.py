@@ -32,6 +32,7 @@ from mlperf_bert.distributed.clipping import (
     PUBLISHED_BUCKETS,
     ClipState,
     clip_hook,
+    limit_factor,
     make_clipping,
     wire_dtype,
 )
@@ -361,6 +362,14 @@ def planned(gradients, item_bytes, cap_mb):
         names, offsets = [gradient.name for gradient in bucket], [0, *ends[:-1]]
         found.append((names, offsets, ends[-1], ends[-1] * item_bytes))
     return found
+
+
+def test_a_norm_within_the_limit_changes_no_bit():
+    for limit in np.random.default_rng(0).uniform(1e-3, 10, 2000):
+        norms = torch.tensor([0.5 * limit, limit, 2 * limit])
+        factors = limit_factor(norms, float(limit))
+        assert factors[:2].tolist() == [1, 1] and 0.499 < factors[2] < 0.501
+    assert limit_factor(torch.tensor([torch.inf, torch.nan]), 1.0).isnan().all()
 
 
 def test_the_plan_is_what_ddp_does(seen, tiny_config):

@@ -26,7 +26,7 @@ from mlperf_bert.distributed.flat_reducer import ShardGroup
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import CheckpointError
 from mlperf_bert.step.captured import warm_up
-from small_runs import CPU, MICRO_BATCHES, start
+from small_runs import CPU, MICRO_BATCHES, micro_batch, start
 
 STEPS = 30
 MODERN = ("model.architecture=modern", "model.objective=mlm", "model.attention_window=4")
@@ -175,6 +175,25 @@ def go_on(run):
     }
 
 
+def sums(config, info, parallel):
+    """What `summed` finds in bf16, for each policy."""
+    options = (parallel, "model.precision=bf16")
+    return [summed(config, info, (*options, f"clip.policy={policy}")) for policy in POLICIES]
+
+
+def summed(config, info, overrides):
+    """The norm of the gradients of 16 equal micro-batches, over that of one."""
+    run = start(config, info, (*overrides, "parallel.grad_accum_steps=16"))
+    batch = micro_batch(1, info.rank, 1)
+    norms = []
+    for count in (1, 16):
+        run.optimizer.zero_grad()
+        for number in range(1, count + 1):
+            run.step._backward(batch, is_last=number == count)
+        norms.append(run.step._clip.finish().grad_norm)
+    return float(norms[1] / norms[0])
+
+
 SAVED = {  # by directory: rule, config options, dtype
     **{rule: (options, torch.float64) for rule, options in RULES.items()},
     "bf16": (("model.precision=bf16",), torch.float32),
@@ -196,6 +215,7 @@ def all_cases(config, loaded, saved, info):
             more = (f"clip.policy={policy}", f"parallel.grad_accum_steps={micro_batches}")
             options = (parallel, *RULES["muon"], *more)  # its vectors have AdamW
             seen[f"{mode} {policy} {micro_batches} spoilt"] = spoilt(config, info, options)
+        seen[f"{mode} sums"] = sums(config, info, parallel)
     for mode in modes(info):
         parallel = f"parallel.data_parallel={mode}"
         run = start(config, info, (parallel, BUCKETS, *RULES["muon"]), torch.float64)
@@ -308,6 +328,18 @@ def test_optimizer_state_shrinks_with_the_ranks(seen):
         padding = 3 * seen[0][f"{mode} parts"] * (shards[mode] - 1) * BLOCK
         for rank in seen:
             assert whole <= shards[mode] * rank[f"{mode} state"] <= whole + padding
+
+
+def test_micro_batches_are_not_summed_in_16_bits(seen, tiny_config):
+    """A sum of 16 equal gradients is exact in fp32, and so is 16 times one of them in bf16."""
+    found = {
+        (mode, rank): seen[rank][f"{mode} sums"]
+        for mode in ("ddp", *modes_of(seen))
+        for rank in range(len(seen))
+    }
+    found["one rank"] = sums(tiny_config, ONE_RANK, "parallel.data_parallel=ddp")
+    for case, ratios in found.items():
+        assert ratios == pytest.approx([16] * len(POLICIES), rel=1e-6), case
 
 
 def test_all_ranks_skip_the_step_in_which_one_is_spoilt(seen):

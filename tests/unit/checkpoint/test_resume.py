@@ -255,6 +255,32 @@ def test_another_run_goes_on_from_a_checkpoint(resumed, tmp_path, whole, capsys)
     assert metrics_losses(tmp_path / "run") != metrics_losses(whole)[16:]
 
 
+def test_a_run_without_a_checkpoint_of_its_own_goes_on_where_it_started(
+    resumed, tmp_path, whole, capsys
+):
+    checkpoint, own = whole / NEWEST, tmp_path / "run/run_0"
+    moved = tmp_path / "moved"
+    shutil.copytree(checkpoint, moved / checkpoint.name)
+    for _ in range(2):  # killed twice before it saved anything
+        resume = "auto" if own.exists() else moved / checkpoint.name
+        assert resumed(resume=resume) == MISSED
+        assert metrics_losses(tmp_path / "run") == metrics_losses(whole)[16:]
+        assert weights(tmp_path / "run") == weights(whole)
+        shutil.rmtree(own / "checkpoints")
+        (own / "outcome.json").unlink()
+    shutil.rmtree(moved)
+    before = snapshot(tmp_path / "run")
+    capsys.readouterr()
+    assert resumed() == 2
+    assert str(moved / checkpoint.name) in capsys.readouterr().err
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_the_moments_of_another_optimizer_are_refused(resumed, whole, capsys):
+    assert resumed("optim.name=muon", resume=whole / NEWEST) == 2
+    assert "optim.name: is 'muon', but the checkpoint has 'adamw'" in capsys.readouterr().err
+
+
 def test_other_kernels_are_told(resumed, killed, whole, tmp_path, capsys):
     """What was used is compared, not the settings: "auto" and its policy by name are the same."""
     told = "model.attention was 'grouped' when this checkpoint was written and is 'reference' now"

@@ -141,14 +141,16 @@ def test_an_installation_that_cannot_be_says_why(install, tree, given, said):
     assert not (tree / ".venv" / "installed").exists()
 
 
-def test_ctrl_c_during_the_installation_says_how_to_go_on(install, tree):
+@pytest.mark.parametrize(("asked", "resume"), [({}, "auto"), ({"RESUME": "/"}, "/")])
+def test_ctrl_c_during_the_installation_says_how_to_go_on(install, tree, asked, resume):
+    """A run without a directory has nothing to resume, so it is started as it was."""
     own_session = ("setsid", "--wait", "env", "--default-signal=INT")
-    given = {"CTRL_C": 1, "ASKED": "/dev/null", "LOGDIR": tree / "a"}
+    given = {"CTRL_C": 1, "ASKED": "/dev/null", "LOGDIR": tree / "a", **asked}
     done = start(*own_session, tree / "run_and_time.sh", **given)
     assert (done.returncode, done.stderr) == (130, ""), done.stdout
     *_, fact, hint = done.stdout.splitlines()
     assert fact == "interrupted before the first run, so no training was lost"
-    assert hint == f"to start again: RESUME=auto LOGDIR={tree}/a {tree}/run_and_time.sh"
+    assert hint == f"to start again: RESUME={resume} LOGDIR={tree}/a {tree}/run_and_time.sh"
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="of a machine without a GPU")

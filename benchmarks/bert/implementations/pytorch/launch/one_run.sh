@@ -14,14 +14,15 @@ command_line() { # the command that started this script, without LOGDIR and RESU
     [ ${#options[@]} -eq 0 ] || printf ' --%s' "$(printf ' %q' "${options[@]}")"
 }
 
-resume_command() { # docker.sh sets GO_ON_BY to the command outside the container
-    echo "${GO_ON_BY:-RESUME=auto LOGDIR=$(printf %q "$LOGDIR") $(command_line)}"
+resume_command() { # [value of RESUME]; docker.sh sets GO_ON_BY to the command outside the container
+    echo "${GO_ON_BY:-RESUME=${1:-auto} LOGDIR=$(printf %q "$LOGDIR") $(command_line)}"
 }
 
 hint() { # Say how to continue.
-    local purpose="start again"
+    local purpose="start again" resume=auto
+    has_run 0 || [ "$RESUME" = none ] || resume=$(printf %q "$RESUME")
     ! compgen -G "$LOGDIR/run_*/checkpoints/step_*" >/dev/null || purpose=resume
-    echo "to $purpose: $(resume_command)"
+    echo "to $purpose: $(resume_command "$resume")"
 }
 
 interrupted() { # at Ctrl-C before or after training

@@ -137,7 +137,13 @@ def train(  # noqa: C901 (the steps of one run, in their order)
 
     vocabulary = data.train_reader.set_dir / data.train.manifest.vocabulary_file
     with directory.begun(
-        config, seed, info, device, vocabulary=vocabulary, continues=start.continues
+        config,
+        seed,
+        info,
+        device,
+        vocabulary=vocabulary,
+        continues=start.continues,
+        started_from=start.checkpoint,
     ):
         log = on_every_rank(
             info, lambda: _begin_log(config, info, directory, seed, start, cache_cleared)

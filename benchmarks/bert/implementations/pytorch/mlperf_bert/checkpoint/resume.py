@@ -36,11 +36,12 @@ from mlperf_bert.run.outcome import RunOutcome, read_outcome
 _KIND = "architecture objective"
 _SIZES = "vocab_size hidden_size num_layers num_heads intermediate_size max_position_embeddings"
 _SAMPLES = "corpus max_seq_length max_predictions masking masking_rate sampler skip_samples"
-# Settings that determine the samples of a step, or the shapes of the saved state.
+# Settings that determine the samples of a step, or the shapes and meaning of the saved state.
 _FIXED = frozenset(
     (
         *(f"model.{name}" for name in (*_SIZES.split(), *_KIND.split())),
         *(f"data.{name}" for name in _SAMPLES.split()),
+        "optim.name",
     )
 )
 # Settings that affect the numbers of a step, or the end of a run.
@@ -148,7 +149,8 @@ def _from_weights(checkpoint: Path | None) -> str:
 def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | None) -> Start:
     """Return the start at the newest usable checkpoint of a run, or at the run's beginning.
 
-    The run starts from its beginning if it never had a checkpoint.
+    A run that never had a checkpoint starts again where its first attempt started: from the
+    checkpoint of another run, or from the beginning.
     """
     remarks = []
     ended = _read_outcome(directory)
@@ -185,6 +187,11 @@ def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | Non
         problem = f"has no usable checkpoint ({', '.join(remarks) or 'all of them are gone'})"
         remedy = f"start a new run with {new_run_by or '--run-dir NEW --resume none'}"
         raise CheckpointError(str(directory.checkpoints), problem, remedy)
+    if ended is None and is_there(directory.started_from):
+        remedy = f"start a new run with {new_run_by or '--run-dir NEW'}"
+        first = read_json(directory.started_from, missing="no such file", remedy=remedy)
+        found = _from_elsewhere(Path(first["checkpoint"]), config, new_run_by)
+        return replace(found, continues=True)
     seed = _seed_of_attempt(directory)
     if seed is not None:
         check_seed(seed, config)

@@ -272,6 +272,7 @@ def _hints(args: argparse.Namespace, info: "RankInfo") -> "Hints":
         data=args.data,
         settings=args.set,
         init_checkpoint=args.init_checkpoint,
+        resume=args.resume,
         is_alone=info.launcher in ("single", "local"),
         script_command=args.go_on_by,
     )

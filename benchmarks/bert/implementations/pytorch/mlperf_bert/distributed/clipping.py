@@ -79,7 +79,9 @@ def limit_factor(norm: Tensor, max_norm: float) -> Tensor:
     elements whose norm overflows would become zeros, and the other ranks would not notice the
     overflow.
     """
-    return torch.where(torch.isfinite(norm), max_norm / norm.clamp(min=max_norm), torch.nan)
+    # torch divides a number by a tensor as a product with the reciprocal, which is rounded twice.
+    factor = (torch.full_like(norm, max_norm) / norm).clamp(max=1)
+    return torch.where(torch.isfinite(norm), factor, torch.nan)
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -456,6 +458,50 @@ class ClipOnOneRank:
 def _with_gradients(parameters: Sequence[nn.Parameter]) -> BucketGradients:
     gradients = [each.grad for each in parameters if each.grad is not None]
     return BucketGradients(gradients, parameters, gradients[0])
+
+
+class SumInFp32:
+    """A `Clipping` that sums the gradients of micro-batches in fp32 if they have 16 bits.
+
+    Sums in bf16 would be rounded after each micro-batch, and terms of less than 1/256 of a sum
+    would have no effect. Here, only the sum of all micro-batches is rounded. Create the object
+    before the other `clipping` and before DistributedDataParallel, so that its hooks run first.
+    """
+
+    clipping: Clipping
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._is_last = True
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._on_gradient
+            )
+
+    @contextlib.contextmanager
+    def forward(self, *, is_last: bool) -> Iterator[None]:
+        """Return the context manager of `clipping`, which sees gradients only if `is_last`."""
+        self._is_last = is_last
+        with self.clipping.forward(is_last=is_last):
+            yield
+            if is_last:  # What is left had no gradient in the last micro-batch.
+                for parameter, total in self._sums.items():
+                    parameter.grad = total.to(parameter.dtype)
+                self._sums.clear()
+
+    def finish(self) -> ClipOutcome:
+        """Return the outcome of `clipping`."""
+        return self.clipping.finish()
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        gradient, total = parameter.grad, self._sums.pop(parameter, None)
+        if gradient is None or (self._is_last and total is None):
+            return
+        total = gradient.float() if total is None else total.add_(gradient)
+        if self._is_last:
+            gradient.copy_(total)
+        else:
+            self._sums[parameter], parameter.grad = total, None
 
 
 def _sync_if_last(model: nn.Module, is_last: bool) -> AbstractContextManager[None]:

@@ -24,7 +24,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import on_rank_zero
 from mlperf_bert.errors import ConfigError, UserError
-from mlperf_bert.files import is_there, names_in, write_file
+from mlperf_bert.files import is_there, names_in, write_file, write_json
 from mlperf_bert.run.outcome import RunOutcome
 from mlperf_bert.run.paths import RunPaths
 
@@ -60,13 +60,15 @@ class RunDirectory(RunPaths):
         *,
         vocabulary: Path,
         continues: bool = False,
+        started_from: Path | None = None,
     ) -> Iterator[None]:
         """Create the run's directories and first files on rank 0, for use in a `with` block.
 
         The first files are `config.toml`, `environment.json` and a copy of `vocabulary`. The copy
         allows checkpoints to be exported after the directory was moved. If `continues` is True, the
-        run exists, and its old files are moved to the folder `interrupted`. If the creation or the
-        with block raises a UserError, the files of a new run are removed again.
+        run exists, and its old files are moved to the folder `interrupted`. If a new run starts at
+        `started_from`, a checkpoint of another run, its path is written to a file. If the creation
+        or the with block raises a UserError, the files of a new run are removed again.
 
         Raises ConfigError or DataError if a new run already exists or nothing can be written.
         """
@@ -74,6 +76,9 @@ class RunDirectory(RunPaths):
 
         def create() -> None:
             self._make(made, continues)
+            if started_from is not None and not continues:
+                where = {"checkpoint": str(started_from.absolute())}
+                write_file(self.started_from, write_json(where))
             self._describe(config, seed, info, device, vocabulary)
 
         try:

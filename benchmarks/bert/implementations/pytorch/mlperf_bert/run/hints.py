@@ -14,8 +14,9 @@ from mlperf_bert.run.paths import RunPaths
 class Hints:
     """The hints for a run that was started with these options of `train`.
 
-    `is_alone` is True if `train` started the ranks itself. `script_command` is the command that
-    resumes the run, or None if no script or other command started `train`.
+    `resume` is the option `--resume`. `is_alone` is True if `train` started the ranks itself.
+    `script_command` is the command that resumes the run, or None if no script or other command
+    started `train`.
     """
 
     paths: RunPaths
@@ -23,6 +24,7 @@ class Hints:
     data: Path
     settings: Sequence[str]
     init_checkpoint: str | None
+    resume: str
     is_alone: bool
     script_command: str | None
 
@@ -40,15 +42,19 @@ class Hints:
             lines.append(f"to see what the model fills in: {typed('fill', *words)}")
         return lines
 
-    def to_resume(self, purpose: str = "resume") -> str:
-        """Return a hint with the command that resumes the run from its last checkpoint."""
+    def to_resume(self, purpose: str = "resume", *, is_new: bool = False) -> str:
+        """Return a hint with the command that resumes the run from its last checkpoint.
+
+        If `is_new` is True, the run has no directory yet, and the command starts it as before.
+        """
         if self.script_command is not None:
             return f"to {purpose}: {self.script_command}"
         words: list[object] = ["train", "--config", self.config, "--data", self.data]
         words += [word for each in self.settings for word in ("--set", each)]
         if self.init_checkpoint:
             words += ["--init-checkpoint", self.init_checkpoint]
-        words += ["--run-dir", self.paths.root, "--resume", "auto"]
+        resume = self.resume if is_new and self.resume != "none" else "auto"
+        words += ["--run-dir", self.paths.root, "--resume", resume]
         if self.paths.index:
             words += ["--run-index", self.paths.index]
         how = "" if self.is_alone else " with the same launcher"
@@ -57,10 +63,10 @@ class Hints:
     def before_first_step(self) -> str:
         """Return a hint about how to continue a run that stopped before its first step."""
         try:
-            has_checkpoint = self.paths.has_checkpoint
+            is_new, has_checkpoint = not self.paths.exists, self.paths.has_checkpoint
         except UserError:
-            has_checkpoint = False
-        return self.to_resume("resume" if has_checkpoint else "start again")
+            is_new, has_checkpoint = False, False
+        return self.to_resume("resume" if has_checkpoint else "start again", is_new=is_new)
 
 
 def _tool(purpose: str, *words: object) -> list[str]:

@@ -29,6 +29,11 @@ class RunPaths:
         return self.run / "checkpoints"
 
     @property
+    def started_from(self) -> Path:
+        """Path of a file with the path of another run's checkpoint, if this run began there."""
+        return self.run / "started_from.json"
+
+    @property
     def outcome(self) -> Path:
         """Path of the outcome, a file that is written when the run ends."""
         return self.run / "outcome.json"

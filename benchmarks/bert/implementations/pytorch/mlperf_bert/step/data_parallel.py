@@ -14,7 +14,7 @@ from mlperf_bert.distributed.bucket_plan import (
     plan_in_reverse,
     plan_layout,
 )
-from mlperf_bert.distributed.clipping import Clipping, make_clipping, wire_dtype
+from mlperf_bert.distributed.clipping import Clipping, SumInFp32, make_clipping, wire_dtype
 from mlperf_bert.distributed.flat_reducer import (
     FlatBuffers,
     FlatReducer,
@@ -71,6 +71,7 @@ def make_data_parallel(
     wire = wire_dtype(buffers.weights.dtype, parallel.allreduce_dtype)
     wrapped: nn.Module = model
     clipping: Clipping
+    sums = SumInFp32(buffers.parameters) if _sums_in_16_bits(buffers, config) else None
     if dist.is_initialized() and parallel.data_parallel != "ddp":
         clipping = FlatReducer(model, buffers, config.clip, shards, wire, info.world_size)
         gradients = clipping.shard_gradients
@@ -85,14 +86,20 @@ def make_data_parallel(
             wrapped._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
         clipping = make_clipping(config.clip, wrapped, wire, bucket_cap_mb=parallel.bucket_cap_mb)
         gradients = buffers.gradients
+    if sums is not None:
+        sums.clipping = clipping
     made = DataParallel(
         model=wrapped,
-        clipping=clipping,
+        clipping=sums or clipping,
         buffers=buffers,
         gradients=gradients,
         shards=shards,
     )
     return made, initial
+
+
+def _sums_in_16_bits(buffers: FlatBuffers, config: RunConfig) -> bool:
+    return buffers.weights.dtype.itemsize < 4 and config.parallel.grad_accum_steps > 1
 
 
 def _plan_layout(model: nn.Module, config: RunConfig, num_shards: int) -> FlatLayout:
