@@ -1,10 +1,8 @@
 """Optional packages: each command that needs some refuses at once, and says how to install them."""
 
 import ast
-import os
 import sys
 import tomllib
-from io import StringIO
 
 import pytest
 
@@ -130,75 +128,6 @@ def test_ranks_of_a_launcher_are_told_too(monkeypatch):
     needs = r"data\.loader: needs mpi4py and an MPI library, but it is not installed"
     with pytest.raises(ConfigError, match=needs), mpi_process(RankInfo(0, 2, 0, 2, 0, "mpi")):
         pass
-
-
-class Terminal(StringIO):
-    """A stream that is a terminal."""
-
-    def isatty(self):
-        return True
-
-    def fileno(self):
-        return 0
-
-
-@pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """Calls `require_packages` for a missing package on a terminal, with this answer.
-
-    Returns the error or None, what was written to the terminal, and the commands that ran.
-    """
-    script = tmp_path / "tools" / "venv.sh"
-    script.parent.mkdir()
-    script.touch()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-
-    def call(answer, works=True, in_background=False, **options):
-        ran = []
-        foreground = os.getpgrp() + in_background
-        monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: foreground)
-
-        def run(command, **_):
-            ran.append(command)
-            if works:
-                (tmp_path / "site").mkdir()
-                (tmp_path / "site" / "new_package.py").touch()
-
-        terminal = Terminal()
-        monkeypatch.setattr(sys, "stdin", Terminal(answer))
-        monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setattr(extras.subprocess, "run", run)
-        error = None
-        try:
-            extras.require_packages("tune", "tune", "new_package", **options)
-        except ConfigError as raised:
-            error = raised
-        return error, terminal.getvalue(), ran
-
-    return call
-
-
-LINE = "tune: needs new_package, but it is not installed; "
-LINE += "run tools/venv.sh tune (downloads about 30 MB)"
-
-
-def test_on_a_terminal_the_command_offers_to_install(asked, tmp_path):
-    question = f"mlperf_bert: error: {LINE}\nInstall now? [y/N] "
-    for answer in ("n\n", "\n", "", "yep\n"):
-        error, said, ran = asked(answer)
-        assert (str(error), error.is_said, said, ran) == (LINE, True, question, [])
-    command = [str(tmp_path / "tools" / "venv.sh"), "tune"]
-    error, said, ran = asked("y\n", works=False)
-    assert said == question and ran == [command]
-    assert "new_package could not be installed; fix the error that the" in str(error)
-    for unasked in ({"may_ask": False}, {"in_background": True}):
-        error, said, ran = asked("y\n", **unasked)
-        assert (str(error), error.is_said, said, ran) == (LINE, False, "", [])
-    error, said, ran = asked("YES\n")
-    assert (error, said, ran) == (None, question, [command])
-    assert asked("") == (None, "", [])  # it is there now
 
 
 def test_the_command_is_that_of_the_environment(monkeypatch, tmp_path):

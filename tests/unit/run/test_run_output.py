@@ -179,13 +179,13 @@ def test_capacity_waste_is_the_padding_of_the_capacities_that_were_used(tiny_con
             imbalance_tokens=1.0,
         )
         batch = blank(SMALL) if shape is None else blank(shape)
-        metrics.add(StepBatch(plan, (replace(batch, shape=shape),), 0.0, 0.0, 0), result)
+        metrics.add(StepBatch(plan, (replace(batch, shape=shape),), 0.0), result)
     record = metrics.record(24, None)
     # 2 x 80 and 2 x 112 tokens of room, and a step that no capacity held: 800 real tokens in all.
     assert record["capacity_waste"] == pytest.approx((160 + 224 + 470) / 800 - 1)
     assert record["capacity_waste_masked"] == pytest.approx((24 + 32 + 17) / 51 - 1)
     assert record["eager_steps"] == 1
-    metrics.add(StepBatch(plan, (replace(batch, shape=None),), 0.0, 0.0, 0), result)
+    metrics.add(StepBatch(plan, (replace(batch, shape=None),), 0.0), result)
     assert metrics.record(32, None)["capacity_waste"] == 0  # a new interval
 
 
@@ -202,7 +202,7 @@ def test_rates_leave_out_what_is_no_training(tiny_config, monkeypatch):
         num_masked=np.array([[8], [9]]),
         imbalance_tokens=1.0,
     )
-    metrics.add(StepBatch(plan, (replace(blank(SMALL), shape=SMALL),), 0.0, 0.0, 0), result)
+    metrics.add(StepBatch(plan, (replace(blank(SMALL), shape=SMALL),), 0.0), result)
     clock.return_value = 14.0  # of which an evaluation took ten
     metrics.exclude(10.0)
     assert metrics.throughput_since_evaluation() == 10.0

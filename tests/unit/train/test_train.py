@@ -70,10 +70,10 @@ def test_metrics_have_the_documented_keys(train, tmp_path):
     rows = page.splitlines()
     names = [row.split("|")[1] for row in rows if row.startswith("| `")]
     documented = {name for cell in names for name in re.findall(r"`(\w+)`", cell)}
-    assert len(documented) == 22
+    assert len(documented) == 19
     for record in records:
         assert record.keys() == documented
-        assert record["data_wait_ms"] > 0 and record["planning_ms"] > 0
+        assert record["data_wait_ms"] > 0
     # Multiples of 7; an evaluation every 160 samples closes an interval too, as does the end.
     assert [record["step"] for record in records] == [7, 10, 14, 20]
     assert [record["mlm_accuracy"] is None for record in records] == [True, False, True, False]

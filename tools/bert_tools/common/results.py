@@ -85,7 +85,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
     Raises ConfigError if matplotlib (extra `plots`) is not installed.
     """
-    require_packages("picture", "plots", "matplotlib", may_ask=False)
+    require_packages("picture", "plots", "matplotlib")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -54,9 +54,9 @@ def rank_info(config: RunConfig, rank: int) -> RankInfo:
 def check_packages(config: RunConfig) -> None:
     """Raise ConfigError if the packages that `data.loader` needs are not installed."""
     if config.data.loader == "dali":
-        require_packages("data.loader", "dali", "nvidia.dali", may_ask=False)
+        require_packages("data.loader", "dali", "nvidia.dali")
     if config.data.loader == "mpi_readers":
-        require_packages("data.loader", "mpi", "mpi4py", may_ask=False)
+        require_packages("data.loader", "mpi", "mpi4py")
 
 
 def check_weights(config: RunConfig, data_dir: Path | None) -> None:

@@ -112,7 +112,7 @@ def _train(args: argparse.Namespace) -> int:
     from mlperf_bert.run.lock import RunLock
 
     info = read_rank_info()
-    require_packages("squad train", "squad", "tokenizers", may_ask=info.launcher == "single")
+    require_packages("squad train", "squad", "tokenizers")
     settings = settings_of(args, parse_engine(args.engine), args.seed)
     if info.launcher == "single" and settings.engine.ranks > 1:
         return run_on_ranks(args.command_line, settings.engine.ranks)

@@ -93,7 +93,7 @@ def make_offset_encoder(vocabulary: Vocabulary) -> Callable[[str], Tokens]:
     The function adds no special tokens. Raises ConfigError if the `tokenizers` package is not
     installed.
     """
-    require_packages("squad", "squad", "tokenizers", may_ask=False)
+    require_packages("squad", "squad", "tokenizers")
     import tokenizers
 
     library = tokenizers.Tokenizer.from_str(json.dumps(word_piece_tokenizer(vocabulary)))

@@ -1,21 +1,19 @@
-"""Check that the optional packages of a command are installed, and offer to install them.
+"""Check that the optional packages of a command are installed, and say how to install them.
 
 An extra is a group of optional packages in pyproject.toml. Before a command does any work, it calls
 `require_packages` with all optional packages that it will import. The user therefore learns of a
 missing package at once, not after minutes of computing.
 """
 
-import importlib
 import importlib.util
 import os
 import shlex
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlperf_bert.errors import ConfigError, say_error
+from mlperf_bert.errors import ConfigError
 
 # Approximate size of each extra's download in MB, the same as in pyproject.toml.
 MEGABYTES = {
@@ -48,9 +46,8 @@ def require_packages(
     *modules: str,
     purpose: str = "",
     otherwise: str = "",
-    may_ask: bool = True,
 ) -> None:
-    """Check that optional packages are installed, and offer on a terminal to install their extra.
+    """Check that optional packages are installed.
 
     Args:
         where: the command, option or file that needs the packages, with which the error message
@@ -59,11 +56,9 @@ def require_packages(
         modules: the names by which the packages are imported.
         purpose: what the packages are needed for, such as "to read .parquet files".
         otherwise: another remedy for the message, such as "use a vocab.txt".
-        may_ask: whether to offer the installation if stdin and stderr are a terminal. Ranks that a
-            launcher started must not ask, because they share a terminal.
 
     Raises:
-        ConfigError: a package is missing and was not installed now.
+        ConfigError: a package is missing. The message names the command that installs it.
     """
     missing = _missing(modules)
     if not missing:
@@ -73,17 +68,7 @@ def require_packages(
     problem += f", but {'it is' if len(missing) == 1 else 'they are'} not installed"
     remedy = f"run {_typed(command)} (downloads about {MEGABYTES[extra]} MB)"
     remedy += f", or {otherwise}" if otherwise else ""
-    error = ConfigError(where, problem, remedy)
-    if not may_ask or not _is_on_terminal():
-        raise error
-    say_error(error)
-    if not _is_confirmed():
-        error.is_said = True
-        raise error
-    _install(command)
-    if left := _missing(modules):
-        problem = f"{' and '.join(left)} could not be installed"
-        raise ConfigError(where, problem, "fix the error that the installer printed above")
+    raise ConfigError(where, problem, remedy)
 
 
 def install_command(extra: str, packages: Sequence[str]) -> list[str]:
@@ -124,39 +109,6 @@ def _typed(command: Sequence[str]) -> str:
     if script == Path.cwd() / _SCRIPT:
         command = [str(_SCRIPT), *command[1:]]
     return shlex.join(command)
-
-
-def _is_on_terminal() -> bool:
-    """Return True if a person at a terminal can answer. A background job gets no answer."""
-    if any(stream is None or not stream.isatty() for stream in (sys.stdin, sys.stderr)):
-        return False
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError):  # stdin is no real terminal
-        return False
-
-
-def _is_confirmed() -> bool:
-    """Ask the user whether to install now. Returns False if there is no answer.
-
-    The question is printed to stderr, because stdout may be a file.
-    """
-    sys.stderr.write("Install now? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _install(command: Sequence[str]) -> None:
-    """Run the installation, with its output on stderr, and make the new packages importable.
-
-    Raises ConfigError if the command cannot be run.
-    """
-    try:
-        subprocess.run(command, stdout=sys.stderr, check=False)
-    except OSError as error:
-        problem = error.strerror or "cannot be run"
-        raise ConfigError(command[0], problem, "install the packages yourself") from None
-    importlib.invalidate_caches()
 
 
 def shadowed_packages(

@@ -19,7 +19,7 @@ from mlperf_bert.data.batch import UnpaddedBatch, make_batch
 from mlperf_bert.data.loader import BatchSource
 from mlperf_bert.data.masking import DynamicMasks
 from mlperf_bert.data.shards import SampleReader, Samples
-from mlperf_bert.data.token_packets import SIZE_BYTES, Bytes, join, narrowed, pack, take, unpack
+from mlperf_bert.data.token_packets import Bytes, join, narrowed, pack, take, unpack
 from mlperf_bert.errors import DataError, UserError
 
 _LEAVING = -1  # a rank that stops sends this instead of a message's size
@@ -113,7 +113,6 @@ class ExchangeSource(BatchSource):
         padded[: len(message)] = torch.from_numpy(message)
         together = torch.empty((len(sizes), max(sizes)), dtype=torch.uint8)
         dist.all_gather(list(together.unbind()), padded, group=self._group)
-        self.received_bytes += (len(sizes) - 1) * (max(sizes) + SIZE_BYTES)
         return [row[:size].numpy() for row, size in zip(together, sizes, strict=True)]
 
     def _gather_sizes(self, size: int) -> tuple[torch.Tensor, dist.Work]:

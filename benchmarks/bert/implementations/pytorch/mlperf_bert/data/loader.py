@@ -138,14 +138,10 @@ class StepBatch:
     plan: StepPlan
     micro_batches: tuple[UnpaddedBatch, ...]
     data_wait_ms: float  # time that the loop waited for the batches
-    planning_ms: float  # time that the loader's thread needed for the plan
-    received_bytes: int  # bytes received from other processes for these batches
 
 
 class BatchSource:
     """Base class of sources of one rank's batches, called by the loader's thread once per step."""
-
-    received_bytes = 0  # bytes received from other processes so far
 
     def __init__(self, rank: int, set_dir: Path, masks: DynamicMasks | None = None) -> None:
         """Prepare to provide the batches of `rank` from the set in `set_dir`.
@@ -205,7 +201,7 @@ class DaliCopy:
 
         Raises ConfigError if nvidia-dali cannot be imported.
         """
-        require_packages("data.loader", "dali", "nvidia.dali", otherwise=_THREAD, may_ask=False)
+        require_packages("data.loader", "dali", "nvidia.dali", otherwise=_THREAD)
         try:
             dali: Any = importlib.import_module("nvidia.dali")
             plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
@@ -294,13 +290,7 @@ class Loader:
             if isinstance(item, BaseException):
                 raise item
             data_wait_ms = 1e3 * (time.perf_counter() - requested)
-            yield StepBatch(
-                item.plan,
-                self._staging.receive(item.staged),
-                data_wait_ms,
-                item.planning_ms,
-                item.received_bytes,
-            )
+            yield StepBatch(item.plan, self._staging.receive(item.staged), data_wait_ms)
 
     def _produce(self) -> None:
         try:
@@ -311,14 +301,10 @@ class Loader:
 
     def _make_steps(self) -> None:
         while not self._stop.is_set():
-            started = time.perf_counter()
             plan = self._planner.plan(self._next_step)
             self._next_step += 1
-            planning_ms = 1e3 * (time.perf_counter() - started)
-            before = self._source.received_bytes
             staged = self._staging.send(self._source.micro_batches(plan), plan)
-            received_bytes = self._source.received_bytes - before
-            self._put(_StagedStep(plan, planning_ms, staged, received_bytes))
+            self._put(_StagedStep(plan, staged))
 
     def _put(self, item: "_StagedStep | BaseException") -> None:
         while not self._stop.is_set():
@@ -334,6 +320,4 @@ class _StagedStep:
     """The plan and batches of one step, as the loader's thread passes them to the loop."""
 
     plan: StepPlan
-    planning_ms: float
     staged: StagedBatches
-    received_bytes: int

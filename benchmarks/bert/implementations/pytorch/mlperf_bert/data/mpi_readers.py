@@ -147,7 +147,6 @@ class MpiSource(BatchSource):
             self._has_started = True
         for ids, denominators in plan.micro_batches_of(self._rank):
             _, contents = self._receive()
-            self.received_bytes += len(contents)
             yield make_batch(unpack(contents)[0], ids, **denominators)
         self._pair.send(Tag.CREDIT)
 

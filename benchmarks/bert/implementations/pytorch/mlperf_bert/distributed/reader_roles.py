@@ -118,7 +118,7 @@ def _begin() -> "MPI.Comm":
 
     Raises ConfigError if MPI is missing, or does not support threads.
     """
-    require_packages(_SETTING, "mpi", "mpi4py", purpose="and an MPI library", may_ask=False)
+    require_packages(_SETTING, "mpi", "mpi4py", purpose="and an MPI library")
     try:
         import mpi4py
 

@@ -84,8 +84,7 @@ class Metrics:
     def _start_interval(self) -> None:
         self._started = time.perf_counter()
         self._plans: list[StepPlan] = []
-        self._data_wait_ms = self._planning_ms = 0.0
-        self._received_bytes = self._eager_steps = 0
+        self._data_wait_ms, self._eager_steps = 0.0, 0
         self._capacity = np.zeros(2, np.int64)  # tokens and masked positions, including padding
         # Loss of all steps, loss of unskipped steps, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
@@ -107,8 +106,6 @@ class Metrics:
         self._plans.append(batch.plan)
         self._last_step = batch.plan.step
         self._data_wait_ms += batch.data_wait_ms
-        self._planning_ms += batch.planning_ms
-        self._received_bytes += batch.received_bytes
         is_captured = self._config.run.step_mode == "captured"
         shape = batch.micro_batches[0].shape  # the same for all micro-batches of the step
         self._eager_steps += is_captured and shape is None
@@ -158,10 +155,8 @@ class Metrics:
             "learning_rate": self._last.learning_rate.item(),  # host sync, once per interval
             "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
             "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
-            **_balance(plans),
+            "imbalance_tokens": sum(plan.imbalance_tokens for plan in plans) / count,
             **self._capacity_waste(),
-            "received_bytes_per_rank": self._received_bytes / count,
-            "planning_ms": self._planning_ms / count,
             "skipped_steps": int(skipped),
             "eager_steps": self._eager_steps,
             "clipped_fraction": clipped / count,
@@ -189,15 +184,6 @@ class Metrics:
             dist.all_reduce(means)
             means /= self._world_size
         return means
-
-
-def _balance(plans: list[StepPlan]) -> dict[str, float]:
-    """Return how evenly the steps load the ranks, with the measures of `plan balance`."""
-    imbalance = np.array([plan.imbalance_tokens for plan in plans])
-    return {
-        "imbalance_tokens": float(imbalance.mean()),
-        "idle_fraction": float(1 - (1 / imbalance).mean()),
-    }
 
 
 def memory_bytes(device: torch.device) -> int:
