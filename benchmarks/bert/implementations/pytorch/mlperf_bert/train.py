@@ -137,13 +137,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
 
     vocabulary = data.train_reader.set_dir / data.train.manifest.vocabulary_file
     with directory.begun(
-        config,
-        seed,
-        info,
-        device,
-        vocabulary=vocabulary,
-        continues=start.continues,
-        started_from=start.checkpoint,
+        config, seed, info, device, vocabulary=vocabulary, continues=start.continues
     ):
         log = on_every_rank(
             info, lambda: _begin_log(config, info, directory, seed, start, cache_cleared)
@@ -376,10 +370,15 @@ def _begin_log(
     start: Start,
     cache_cleared: bool,
 ) -> MlperfLog:
-    """Open the MLPerf log, and write all records that precede training."""
+    """Open the MLPerf log, and write all records that precede training.
+
+    A new run from the checkpoint of another run also writes where that checkpoint is.
+    """
     init_checkpoint = config.run.init_checkpoint
     if start.checkpoint is not None and info.rank == 0:  # the log states what the run started with
         init_checkpoint = read_config(start.checkpoint).run.init_checkpoint
+        if not start.continues:
+            directory.write_started_from(start.checkpoint)
     log = MlperfLog(directory.mlperf_log if info.rank == 0 else None)
     log.init_start(cache_cleared=cache_cleared)
     log.submission(config)

@@ -60,15 +60,13 @@ class RunDirectory(RunPaths):
         *,
         vocabulary: Path,
         continues: bool = False,
-        started_from: Path | None = None,
     ) -> Iterator[None]:
         """Create the run's directories and first files on rank 0, for use in a `with` block.
 
         The first files are `config.toml`, `environment.json` and a copy of `vocabulary`. The copy
         allows checkpoints to be exported after the directory was moved. If `continues` is True, the
-        run exists, and its old files are moved to the folder `interrupted`. If a new run starts at
-        `started_from`, a checkpoint of another run, its path is written to a file. If the creation
-        or the with block raises a UserError, the files of a new run are removed again.
+        run exists, and its old files are moved to the folder `interrupted`. If the creation or the
+        with block raises a UserError, the files of a new run are removed again.
 
         Raises ConfigError or DataError if a new run already exists or nothing can be written.
         """
@@ -76,9 +74,6 @@ class RunDirectory(RunPaths):
 
         def create() -> None:
             self._make(made, continues)
-            if started_from is not None and not continues:
-                where = {"checkpoint": str(started_from.absolute())}
-                write_file(self.started_from, write_json(where))
             self._describe(config, seed, info, device, vocabulary)
 
         try:
@@ -88,6 +83,10 @@ class RunDirectory(RunPaths):
             if made and not continues:
                 self._remove()
             raise
+
+    def write_started_from(self, checkpoint: Path) -> None:
+        """Write the path of the checkpoint of another run from which this new run starts."""
+        write_file(self.started_from, write_json({"checkpoint": str(checkpoint.absolute())}))
 
     def write_outcome(self, info: RankInfo, outcome: RunOutcome) -> None:
         """Write the run's outcome on rank 0. Raises DataError on every rank if that fails."""
