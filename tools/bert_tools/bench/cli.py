@@ -110,7 +110,7 @@ def _add_train(commands: "argparse._SubParsersAction[Any]") -> None:
 def _add_common(
     command: argparse.ArgumentParser, measured: Options, *, steps: int, seconds: float
 ) -> None:
-    add_config(measured, "measure one rank of this config (default: a small model)", required=False)
+    add_config(measured, "measure one rank of a config (default: a built-in model)", required=False)
     limits = command.add_argument_group("duration and output")
     limits.add_argument(
         "--steps",

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Copy results and code into a submission directory, check it with this project's checks "
         "and MLCommons' checkers, and print the score of each system. If a check fails, the "
         "directory is not created and the exit status is 1.",
-        "mlperf_bert package runs/mine --system cpu_2core_pytorch --out runs/submission",
+        "mlperf_bert package runs/mine --system my_machine --out runs/submission",
     )
     parser.add_argument(
         "results",
