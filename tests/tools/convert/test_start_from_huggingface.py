@@ -58,9 +58,10 @@ def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
     text.mkdir()
     write_synthetic_text(text / "a.txt", 160, seed=0)  # the words of these weights
     settings = ("schedule.decay_steps=4", "parallel.ranks_per_node=1", "run.device=cpu")
-    words = ["pretrain", str(text), "--out", str(out), "--init-checkpoint", str(bert)]
-    words += [f"--set={each}" for each in (*settings, "mlperf.enforce_rules=false")]
-    assert main(words) == 0
+    words = ["--init-checkpoint", str(bert), "--set=mlperf.enforce_rules=false"]
+    words += [f"--set={each}" for each in settings]
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", "text", "--out", "out", *words]) == 0
     told = capsys.readouterr().out
     first = out / "first_weights"
     assert f"converted {bert} (BertModel) to {first} (it has no masked-LM head, " in told
@@ -70,6 +71,17 @@ def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):
     assert "huggingface, bert, BertModel" in (out / "exported" / "README.md").read_text()
     shutil.rmtree(out / "exported")
     shutil.rmtree(bert)
-    assert main(words) == 0  # a resumed call needs what was converted only
+    monkeypatch.chdir(text)
+    # A resumed call needs only what was converted, from any directory.
+    assert main(["pretrain", ".", "--out", "../out", *words]) == 0
     assert (out / "exported" / "model.safetensors").is_file()
     assert "converted" not in capsys.readouterr().out
+    assert " before training)" in (out / "exported" / "README.md").read_text()
+    shutil.rmtree(first)
+    run = out / "run" / "run_0"
+    (run / "data").symlink_to(out / "data")
+    assert main(["pretrain", ".", "--only", "finish", "--out", str(run)]) == 0
+    said = f"{first}: no such directory, so the accuracy before training is not known\n"
+    assert said in capsys.readouterr().err
+    card = (run / "exported" / "README.md").read_text()
+    assert "context-free baseline)" in card and "before training" not in card

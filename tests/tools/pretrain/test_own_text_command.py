@@ -19,6 +19,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import bf16_instructions, usable_cpus
 from mlperf_bert.run import console
 from own_texts import write_letters
+from run_cases import end_run, write_run
 from support import CONFIGS, REPOSITORY, refusal, run_process
 
 PAGE = (REPOSITORY / "docs" / "guides" / "own_text.md").read_text(encoding="utf-8")
@@ -146,6 +147,16 @@ def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
     assert "was started once per rank" in refusal(capsys, "pretrain", __file__, *out)
     assert list(tmp_path.iterdir()) == [text]
+
+
+def test_only_a_run_that_has_ended_is_measured(tmp_path, capsys):
+    run = write_run(tmp_path / "run") / "run_0"
+    words = ("pretrain", __file__, "--only", "finish", "--out")
+    for each in (run, tmp_path / "none"):
+        assert f"{each}: contains no run that has ended; pass" in refusal(capsys, *words, each)
+    end_run(run, "aborted", stopped_by="SIGINT")
+    said = f"{run}: was stopped by SIGINT after 20 steps; resume it first"
+    assert said in refusal(capsys, *words, run)
 
 
 def do_what_the_docs_do(out, monkeypatch):

@@ -142,7 +142,7 @@ class Facts:
 
     accuracy: float
     steps: int
-    untrained: float
+    untrained: float | None
     context_free_accuracy: float | None = None
     documents: int | None = None
     held_out_documents: int | None = None
@@ -152,11 +152,13 @@ class Facts:
 
     def accuracy_in_words(self) -> str:
         """Return a phrase with the accuracy, the baseline's accuracy and that before training."""
-        others = [f"{self.untrained:.4f} before training"]
+        others = []
         if self.context_free_accuracy is not None:
-            baseline = f"{self.context_free_accuracy:.4f} of a context-free baseline"
-            others.insert(0, baseline)
-        return f"held-out accuracy {self.accuracy:.4f} (compared with {', and '.join(others)})"
+            others.append(f"{self.context_free_accuracy:.4f} of a context-free baseline")
+        if self.untrained is not None:
+            others.append(f"{self.untrained:.4f} before training")
+        compared = f" (compared with {', and '.join(others)})" if others else ""
+        return f"held-out accuracy {self.accuracy:.4f}{compared}"
 
     def data_in_words(self) -> str:
         """Return sentences for the model card that describe the training text."""

@@ -21,7 +21,9 @@ from mlperf_bert.config.files import add_config, add_init_checkpoint
 from mlperf_bert.errors import (
     STOPPED,
     TARGET_MISSED,
+    CheckpointError,
     ConfigError,
+    DataError,
     one_line,
     say,
     typed,
@@ -137,7 +139,8 @@ def _text_to_model(args: argparse.Namespace) -> int:
         check_out_dir(args.text, directory)
     run_dir = args.out / RUN
     if args.init_checkpoint is not None:
-        args.init_checkpoint = as_checkpoint(args.init_checkpoint, args.out / CONVERTED)
+        converted = args.out.absolute() / CONVERTED  # `--only finish` may run in another directory
+        args.init_checkpoint = as_checkpoint(args.init_checkpoint, converted)
     with ProgressLines().never_silent(lambda: "choosing the model"):
         plan = choose(args)
         is_over = (run_dir / "run_0" / "outcome.json").exists()
@@ -163,7 +166,8 @@ def _text_to_model(args: argparse.Namespace) -> int:
 def _only(args: argparse.Namespace) -> int:
     """Run only the step in `--only`, which is never the training, and return the exit status."""
     if args.only == "finish":
-        return _finish(args.out, args.data, args.out / EXPORTED)  # --out is the folder of a run
+        data = args.data or args.out / DATA
+        return _finish(args.out, data, args.out / EXPORTED)  # --out is the folder of a run
     plan = choose(args)
     if args.only == "choose":
         print(plan.config_path, *plan.settings, sep="\n")
@@ -210,19 +214,26 @@ def _request(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
 def _finish(run_dir: Path, data: Path, exported: Path) -> int:
     """Measure the model of a run and export it with a model card.
 
-    Returns 0, or TARGET_MISSED if training diverged.
+    Returns 0, or TARGET_MISSED if training diverged. Raises DataError if the run has not ended.
     """
     from bert_tools.huggingface.export import FACTS_VERSION, PRETRAIN_FACTS, export_huggingface
     from mlperf_bert.checkpoint.manifest import read_config
-    from mlperf_bert.files import write_file, write_json
+    from mlperf_bert.files import is_there, write_file, write_json
     from mlperf_bert.run.outcome import read_outcome
 
     if (exported / CARD).exists():
         print(f"already finished, see {exported / CARD}")
         return 0
     checkpoints = run_dir / "checkpoints"
-    outcome, target = read_outcome(run_dir / "outcome.json"), read_config(checkpoints).eval.target
-    if target is None and outcome.status != "success":
+    if not is_there(run_dir / "outcome.json"):
+        remedy = "pass the folder run_<i> of a run that has ended"
+        raise DataError(str(run_dir), "contains no run that has ended", remedy)
+    outcome = read_outcome(run_dir / "outcome.json")
+    if outcome.stopped_by is not None:
+        problem = f"was stopped by {outcome.stopped_by} after {outcome.steps:,} steps"
+        remedy = "resume it first, with the command at the end of its stdout.log"
+        raise DataError(str(run_dir), problem, remedy)
+    if outcome.status != "success" and read_config(checkpoints).eval.target is None:
         remedy = "start again with another --out and a lower optim.learning_rate"
         say(f"training diverged, so no model is exported. To fix this, {remedy}")
         return TARGET_MISSED
@@ -272,13 +283,17 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
         evaluator = Evaluator.of_run(
             config, index, SampleReader(data / "eval", index.manifest), info, device
         )
-        model = make_model(config, seed, device)
-        if config.run.init_checkpoint:
-            first = Path(config.run.init_checkpoint)
-            load_weights(model, first, index.manifest.vocabulary_sha256)
-        model.to(weights_dtype(config.model.precision))
+        model = make_model(config, seed, device).to(weights_dtype(config.model.precision))
         evaluator.on_batch = show
-        untrained = evaluator(model).mlm_accuracy
+        untrained = None
+        try:
+            if config.run.init_checkpoint:
+                first = Path(config.run.init_checkpoint)
+                load_weights(model, first, index.manifest.vocabulary_sha256)
+            untrained = evaluator(model).mlm_accuracy
+        except CheckpointError as error:  # they were moved, or the path is of another directory
+            where, problem, _ = error.args
+            say(f"warning: {where}: {problem}, so the accuracy before training is not known")
         state = load_weights(model, checkpoints, index.manifest.vocabulary_sha256)
         baseline = index.manifest.baseline
         found.append(
