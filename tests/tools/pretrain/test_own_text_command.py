@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shlex
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from bert_tools.pretrain import choose
 from bert_tools.pretrain import cli as pretrain
+from forked_starts import start_each
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import bf16_instructions, usable_cpus
@@ -157,6 +159,25 @@ def test_only_a_run_that_has_ended_is_measured(tmp_path, capsys):
     end_run(run, "aborted", stopped_by="SIGINT")
     said = f"{run}: was stopped by SIGINT after 20 steps; resume it first"
     assert said in refusal(capsys, *words, run)
+
+
+def test_what_may_not_be_read_is_one_line(tmp_path):
+    secret, out = tmp_path / "secret", ("--out", tmp_path / "out")
+    secret.mkdir()
+    commands = [
+        ("pretrain", secret / "a.txt", *out),
+        ("prepare", "--corpus", secret / "a.txt", *out),
+        ("pretrain", __file__, "--out", secret / "out"),
+        ("pretrain", __file__, *out, "--init-checkpoint", secret / "weights"),
+    ]
+    try:
+        secret.chmod(0)
+        for started in start_each(commands, without_rights=os.geteuid() == 0):
+            error = started.printed.splitlines()[-1]
+            assert error.startswith(f"mlperf_bert: error: {secret}/") and started.status == 2
+            assert "Permission denied" in error and "Traceback" not in started.printed
+    finally:
+        secret.chmod(0o700)
 
 
 def do_what_the_docs_do(out, monkeypatch):

@@ -47,8 +47,10 @@ from mlperf_bert.errors import (
 )
 
 _MAKE_ROOM = "free some space on that disk, or write to another disk"
+_CHECK_ACCESS = "check its permissions, or use another path"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _MAKE_ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CHECK_ACCESS),
     errno.ENAMETOOLONG: "use a shorter path",
 }
 _SMALLER = "use a smaller batch or model"
@@ -148,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _in_one_line(error: Exception, words: Sequence[str]) -> str | None:
     """Return a one-line message for an error that the user can fix, or None for a bug."""
-    if isinstance(error, OSError) and (remedy := _REMEDIES.get(error.errno or 0)):
+    is_known = not isinstance(error, PermissionError) or error.filename
+    if is_known and isinstance(error, OSError) and (remedy := _REMEDIES.get(error.errno or 0)):
         where = one_line(str(error.filename or "stdout or a file"))
         return f"{where}: {error.strerror}; {remedy}"
     if isinstance(error, ImportError):
