@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mlperf_bert.errors import DataError, one_line
+from mlperf_bert.errors import CheckpointError, DataError, one_line
 from mlperf_bert.files import (
     bare_name,
     check_digest,
@@ -16,7 +16,9 @@ from mlperf_bert.files import (
     file_size,
     in_brief,
     map_file,
+    new_directory,
     parse_json_object,
+    read_json,
     read_regular_file,
 )
 
@@ -60,6 +62,11 @@ def test_only_a_json_object_is_read():
     assert parse_json_object('{"a": {"a": 1}}') == {"a": {"a": 1}}
 
 
+def test_a_large_json_file_is_read(path):
+    path.write_bytes(b'{"a": 1}' + b" " * 10**7)  # such as a tokenizer.json of many languages
+    assert read_json(path, missing="", remedy="") == {"a": 1}
+
+
 def test_values_from_outside_are_short_and_printable():
     deep = []
     for _ in range(100_000):
@@ -98,6 +105,28 @@ def test_a_right_file_is_accepted_and_another_size_or_digest_told(path):
             check(path, 6, "mend it")
     with pytest.raises(DataError, match=r"SHA-256 differs from the one in the manifest; mend it"):
         check_digest(path, "0" * 64, "mend it")
+
+
+def test_a_new_directory_is_made_where_a_link_leads_and_beside_remains(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "dangling").symlink_to("none")
+    for name in ("empty", "none", "new"):  # left by a process of our number that was killed
+        (tmp_path / f".{name}.{os.getpid()}.partial").mkdir()
+    before = len(list(tmp_path.iterdir()))
+    for name in ("link", "dangling", "new"):
+        with new_directory(tmp_path / name, 1) as made:
+            (made / "file").write_text(name)
+        assert (tmp_path / name / "file").read_text() == name
+    assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == before + 2
+    (tmp_path / "usual").mkdir()
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(tmp_path / "usual"))
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("usual")
+    inside = f"mount point, .*; use a new directory inside it, such as {tmp_path / 'usual'}/model"
+    with pytest.raises(CheckpointError, match=inside), new_directory(tmp_path / "link", 1):
+        pytest.fail("work was done that cannot be kept")
 
 
 def test_a_bare_name_leads_nowhere_else():

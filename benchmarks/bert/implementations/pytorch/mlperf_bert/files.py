@@ -22,11 +22,12 @@ from dataclasses import MISSING, fields
 from io import BufferedReader, FileIO
 from pathlib import Path
 from stat import S_ISREG
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from mlperf_bert.errors import CheckpointError, ConfigError, DataError, UnreadableError
 
-MAX_JSON_BYTES = 8 * 2**20  # a manifest of 5,000 shards has 1.3 MB, other files have far less
+MAX_JSON_BYTES = 64 * 2**20  # the tokenizer.json of LaBSE has 10 MB, and other files have less
 _BRIEF = 60  # characters of an untrusted value in a message
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG)  # raised below for a wrong kind or size of file
@@ -372,26 +373,30 @@ def _not_written(path: Path, error: OSError) -> DataError:
 def new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
     """Yield a temporary directory, which is renamed to `path` on success and deleted on failure.
 
-    `path` must be an empty directory or must not exist. `num_bytes` is the approximate number of
-    bytes that the with block will write. Raises CheckpointError if `path` is a file or a non-empty
-    directory, if the disk has too little space, or if the directory cannot be written.
+    `path` must be an empty directory, a link to one, or must not exist. `num_bytes` is the
+    approximate number of bytes that the with block will write. Raises CheckpointError if `path` is
+    a file, a non-empty directory or a mount point, if the disk has too little space, or if the
+    directory cannot be written.
     """
-    path = Path(os.path.abspath(path))
-    partial = path.with_name(f".{path.name or 'out'}.{os.getpid()}.partial")
+    path = Path(os.path.realpath(path))
     try:
+        if os.path.ismount(path):
+            remedy = f"use a new directory inside it, such as {path / 'model'}"
+            raise CheckpointError(str(path), "is a mount point, which cannot be replaced", remedy)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise CheckpointError(str(path), "already exists", "use a new directory")
-        partial.mkdir(parents=True)
-        if shutil.disk_usage(partial).free < num_bytes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(path.parent).free < num_bytes:
             problem = f"needs {num_bytes / 1e6:,.0f} MB, but the disk has less free space than that"
             raise CheckpointError(str(path), problem, "use a directory on another disk")
-        yield partial
-        partial.rename(path)
+        with TemporaryDirectory(".partial", f".{path.name}.", path.parent) as private:
+            partial = Path(private, path.name)
+            partial.mkdir()  # so that others may read it, unlike a temporary directory
+            yield partial
+            partial.rename(path)
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
         raise CheckpointError(str(path), problem, NO_ROOM) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

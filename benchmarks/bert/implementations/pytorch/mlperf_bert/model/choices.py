@@ -60,11 +60,8 @@ def choose_attention(
         return _choose_by_rule(config, device, dtype)
     problem = _why_not(name, device, dtype, config)
     if problem is not None:
-        raise ConfigError(
-            "model.attention",
-            f"{name!r} cannot run on this machine because {problem}",
-            "set model.attention to 'auto' or 'grouped'",
-        )
+        problem = f"{name!r} cannot run on this machine because {problem}"
+        raise ConfigError("model.attention", problem, "set model.attention to 'auto' or 'grouped'")
     return AttentionChoice(name, _policy(name), f"attention: {name}")
 
 
@@ -160,11 +157,8 @@ def choose_blocks(
         check_fp8(config, device)
     problem = _why_not_fused(config.hidden_size, device)
     if config.kernels == "fused" and problem is not None:
-        raise ConfigError(
-            "model.kernels",
-            f"'fused' cannot run on this machine because {problem}",
-            "set model.kernels to 'auto' or 'reference'",
-        )
+        problem = f"'fused' cannot run on this machine because {problem}"
+        raise ConfigError("model.kernels", problem, "set model.kernels to 'auto' or 'reference'")
     if config.kernels == "reference" or problem is not None:
         return Blocks() if scales is None else Fp8Blocks(scales)
     # This import is local because it imports triton, which the other choices do not need.

@@ -44,10 +44,8 @@ class RunLock:
         except ConfigError as error:
             self._refusal = error
         except OSError as error:
-            problem, remedy = (
-                f"{self._root}: {error.strerror}",
-                "use a directory that you can write to",
-            )
+            problem = f"{self._root}: {error.strerror}"
+            remedy = "use a directory that you can write to"
             self._refusal = ConfigError("--run-dir", problem, remedy)
         return self
 
@@ -85,9 +83,8 @@ class RunLock:
             if self._file is not None:
                 break
         else:
-            raise ConfigError(
-                "--run-dir", f"{self._path} cannot be created", "use another directory"
-            )
+            problem = f"{self._path} cannot be created"
+            raise ConfigError("--run-dir", problem, "use another directory")
         utc = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         owner = f"process {os.getpid()} on host {platform.node()} since {utc} UTC\n"
         os.truncate(self._file, 0)
