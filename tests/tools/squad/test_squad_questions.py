@@ -1,5 +1,6 @@
 """Question sets and files of answers: what is read, and each way of being wrong, in one line."""
 
+import codecs
 import hashlib
 import json
 
@@ -55,6 +56,7 @@ def test_version_2_is_read(tmp_path):
         del question["is_impossible"]
     again = parse_questions(as_json(values), "set.json")
     assert [each.id for each in again] == ["51870", "q2"]
+    assert parse_questions(codecs.BOM_UTF8 + as_json(values), "set.json").all == again.all
     assert [each.is_impossible for each in again] == [each.is_impossible for each in found]
 
 
@@ -127,6 +129,8 @@ def test_answers_are_read_and_what_is_not_of_the_set_is_refused(tmp_path):
     path.write_text('{"q1": "caf\u00e9", "q2": "", "of another set": "a"}', encoding="utf-8")
     found = read_predictions(path, QUESTIONS)
     assert (found["q1"], found["q2"]) == ("caf\u00e9", "")
+    path.write_bytes(path.read_bytes() + b" " * 65 * 2**20)  # as many as a set may have questions
+    assert read_predictions(path, QUESTIONS) == found
     for contents, said in (
         (b'{"q1": "a"}', "contains no answer to 1 of 2 questions, such as 'q2'"),
         (b'{"q1": "a", "q2": null}', "contains no answer to 1 of 2 questions, such as 'q2'"),
