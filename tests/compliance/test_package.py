@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from contextlib import redirect_stdout
 from io import StringIO
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,7 +24,7 @@ from submissions import (
     log_of,
     write_repository,
 )
-from support import REPOSITORY
+from support import REPOSITORY, refusal
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +57,17 @@ RULESETS = ["5.0.0", pytest.param("5.0.0, 4.1.0, 2.0.0", marks=pytest.mark.longe
 @pytest.fixture(scope="module", params=RULESETS)
 def accepted(request, repository, tmp_path_factory):
     """The package of both systems, checked under these rulesets, and what was printed."""
-    out = tmp_path_factory.mktemp("out") / "deep" / "submission"
+    out = tmp_path_factory.mktemp("out") / "deep [1]" / "submission"
     words = ("--ruleset", request.param) if request.param == "5.0.0" else ()  # all, if not told
     results = repository / "results"
-    status, output = call(results, "--root", repository, "--out", out, *words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out.parents[1])
+        patch.setattr("tempfile.tempdir", "/dev/null")  # where nothing can be written
+        near = out.relative_to(out.parents[1])
+        status, output = call(results, "--root", repository, "--out", near, *words)
     assert status == 0, output
     said = output.splitlines()
-    assert said[-1] == f"wrote {out}, which passed all checks of the rulesets {request.param}"
+    assert said[-1] == f"wrote {near}, which passed all checks of the rulesets {request.param}"
     return out, said
 
 
@@ -151,6 +156,15 @@ def test_mistakes_have_status_2(root, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"is not installed; run tools/venv\.sh in the repo"):
         make_package(root, root / "results", tmp_path / "tree", ("5.0.0",))
+
+
+def test_a_full_disk_is_named_with_its_reason(root, tmp_path, monkeypatch, capsys):
+    reason = "[Errno 28] No space left on device"
+    fail = Mock(side_effect=shutil.Error([("from", "to", reason), ("from", "to", reason)]))
+    monkeypatch.setattr("shutil.copytree", fail)
+    out = tmp_path / "new"
+    said = refusal(capsys, "package", root / "results", "--root", root, "--out", out)
+    assert f"--out: {out} cannot be written ({reason}); check" in said
 
 
 def test_the_export_of_this_repository_is_what_git_knows(repository, tmp_path):

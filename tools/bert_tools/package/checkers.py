@@ -45,7 +45,7 @@ class Call:
 def run_checkers(
     tree: Path, divisions: Mapping[str, str], rulesets: Sequence[str]
 ) -> tuple[Problems, dict[str, float]]:
-    """Run all checkers on copies of a submission tree.
+    """Run all checkers on copies of a submission tree, which are made next to it.
 
     Args:
         tree: an exported submission. It is not changed.
@@ -63,7 +63,7 @@ def run_checkers(
         raise ConfigError("mlperf_logging", "is not installed", remedy)
     problems: Problems = []
     scaling: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="package-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="checked-", dir=tree.parent.absolute()) as scratch:
         for ruleset in rulesets:
             # Each ruleset gets its own copy, because the package checker writes a scaling.json
             # that the next ruleset's check would report as an unknown file.
@@ -80,11 +80,13 @@ def _run_checker(call: Call, copy: Path) -> Problems:
     """Run a checker on a copy of the tree and return the problems that it reports."""
     # Without -P, modules of the current directory could hide others of the same name.
     command = [sys.executable, "-P", "-W", "ignore", "-m", f"mlperf_logging.{call.checker}"]
-    command += [*call.arguments, "--log_output", str(copy.with_suffix(".log"))]
+    # Relative paths, because the package checker takes characters such as [ for a pattern.
+    command += [each.replace(f"{copy.parent}/", "") for each in call.arguments]
+    command += ["--log_output", str(copy.with_suffix(".log"))]
     done = subprocess.run(
         command, cwd=copy.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
-    output = done.stdout.decode("utf-8", errors="replace").replace(f"{copy}/", "")
+    output = done.stdout.decode("utf-8", errors="replace").replace(f"{copy.name}/", "")
     arguments = " ".join(call.arguments).replace(f"{copy}/", "").replace(str(copy), ".")
     remedy = f"fix it, and check with `python -P -m mlperf_logging.{call.checker} {arguments}`"
     return [

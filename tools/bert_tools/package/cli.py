@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
             if not problems:
                 tree.rename(args.out)
     except OSError as error:
-        problem = f"{args.out} cannot be written ({error.strerror})"
+        # An error in copying a whole directory names each file, and has the reason as a text.
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        problem = f"{args.out} cannot be written ({reason})"
         remedy = "check the permissions of its parent directory and the free disk space"
         raise ConfigError("--out", problem, remedy) from None
     for line in (*scores, *problems):
