@@ -143,8 +143,10 @@ def test_other_files_are_refused(plain, tmp_path, words, assert_refused, monkeyp
     remedy = f"did you mean {tmp_path / 'bert'}?"
     assert_refused(f"{tmp_path / 'bret'}: no such directory; {remedy}", "bret")
     make_theirs("BertForPreTraining").save_pretrained(tmp_path / "cut", max_shard_size="20KB")
-    assert_refused("model.safetensors: no such file; pass a directory", "cut")
+    assert_refused("lists weights in several files, but only model.safetensors is read", "cut")
     assert_refused("already exists", "bert", out="cut")
+    (tmp_path / "cut" / "model.safetensors.index.json").unlink()
+    assert_refused("model.safetensors: no such file; pass a directory", "cut")
 
     def fail(path, *_):
         path.write_bytes(b"half")

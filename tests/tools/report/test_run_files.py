@@ -124,6 +124,9 @@ def test_the_newest_of_several_runs_or_the_one_that_is_named(tmp_path):
     assert newest_run(tmp_path) == tmp_path / "run_10"
     assert newest_run(tmp_path / "run_2") == tmp_path / "run_2"
     assert newest_run(tmp_path / "other_12") is None
+    run = write_run(tmp_path / "other_12" / "run", [record(1)]) / "run_0"  # as of `pretrain`
+    assert newest_run(tmp_path / "other_12") == run
+    assert list(find_runs([tmp_path / "other_12"]).values()) == [run]
     assert newest_run(tmp_path / "nothing") is None
 
 

@@ -31,8 +31,9 @@ SINGLE = "model.safetensors"
 CONFIG = "config.json"
 REMEDY = "pass a directory written by save_pretrained(), with config.json and model.safetensors"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_AS_SAFETENSORS = (
-    "if you trust it, convert it with transformers: "
+_SHARDED = "model.safetensors.index.json"
+_SAVED_AGAIN = (
+    "convert it with transformers: "
     "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(OTHER), and pass OTHER"
 )
 _WHOLE = "download or copy the complete file again"
@@ -84,7 +85,10 @@ def _stored_tensors(folder: Path) -> dict[str, Tensor]:
     for name in _PICKLED:
         if is_there(folder / name):
             problem = "this file is a pickle, which can run code when it is loaded"
-            raise CheckpointError(str(folder / name), problem, _AS_SAFETENSORS)
+            raise CheckpointError(str(folder / name), problem, f"if you trust it, {_SAVED_AGAIN}")
+    if is_there(folder / _SHARDED):
+        problem = f"lists weights in several files, but only {SINGLE} is read"
+        raise CheckpointError(str(folder / _SHARDED), problem, _SAVED_AGAIN)
     raise CheckpointError(str(folder / SINGLE), "no such file", REMEDY)
 
 

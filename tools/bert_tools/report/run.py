@@ -180,7 +180,9 @@ def newest_run(path: Path) -> Path | None:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Return the path itself if it is a run, otherwise the runs in it, in ascending order.
+    """Return the path itself if it is a run, otherwise the runs in it or in its directory `run`.
+
+    The runs are in ascending order.
 
     Raises DataError if the path is not a directory or cannot be read.
     """
@@ -192,7 +194,10 @@ def _runs_of(path: Path) -> list[Path]:
     found = [path / name for name in runs if (path / name).is_dir()]
     if found and not _RUN.fullmatch(path.name):
         return found
-    return [path] if _RUN.fullmatch(path.name) or names & {*_RUN_FILES} else []
+    if _RUN.fullmatch(path.name) or names & {*_RUN_FILES}:
+        return [path]
+    own = path / "run"  # in the directory of a model that `pretrain` trains
+    return _runs_of(own) if own.is_dir() else []
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
