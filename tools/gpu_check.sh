@@ -21,11 +21,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 OUT=${OUT:-logs/gpu_check} ONLY=${ONLY:-} MODE=run
 CACHE=${CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlperf_bert-gpu-check}
 export PYTHON=${PYTHON:-python3}
-case ${1:-} in --dry-run | --list) MODE=${1#--} && shift ;; esac
+case ${1:-} in
+-h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/gpu_check.sh && exit ;;
+--dry-run | --list) MODE=${1#--} && shift ;;
+esac
 case $MODE:$*: in
 *:[1234]:) stages=("$1") ;;
 dry-run:: | list::) stages=(1 2 3 4) ;;
-*) echo "tools/gpu_check.sh: error: STAGE: missing or unknown; use 1, 2, 3 or 4 (see the top of the file)" >&2 && exit 2 ;;
+*) echo "tools/gpu_check.sh: error: STAGE: missing or unknown; use 1, 2, 3 or 4 (see --help)" >&2 && exit 2 ;;
 esac
 
 # All devices and sizes are set here. Everything should fit into 80 GB of GPU memory.

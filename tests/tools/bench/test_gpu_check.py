@@ -77,6 +77,14 @@ def test_limits_of_a_stage_add_up():
         assert sum(int(line[2]) for line in lines) <= limit <= LEASE - 100 - LIMITS[other]
 
 
+def test_help_is_the_top_of_the_file():
+    for option in ("-h", "--help"):
+        done = run_process("bash", SCRIPT, option)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("Run the measurements, ") and "\n  OUT   " in done.stdout
+        assert done.stdout.endswith(" the names of the parts to run\n")
+
+
 def test_a_stage_must_be_named():
     for arguments in ((), ("5",), ("1", "2"), ("12",)):
         done = run_process("bash", SCRIPT, *arguments)

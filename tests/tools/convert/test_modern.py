@@ -106,7 +106,7 @@ def test_it_fills_is_evaluated_and_a_run_begins_with_it(
     choose = ("pretrain", __file__, "--only", "choose", "--out", "out", "--set", "run.device=cpu")
     assert main([*choose, *begin]) == 0
     said = capsys.readouterr().out
-    assert "\nmodel.architecture=modern\n" in said and "\nmodel.rope_base_local=20.0\n" in said
+    assert '\narchitecture = "modern"\n' in said and "\nrope_base_local = 20.0\n" in said
     config = config_for(folder, tmp_path / "fits.toml")
     options = ("--config", config, "--data", synthetic_data, "--run-dir", tmp_path / "run")
     train = [str(word) for word in ("train", *options, *begin, "--set")]

@@ -47,7 +47,7 @@ def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
     assert found.optim.learning_rate == 2e-4
     given = ["--init-checkpoint", str(ours), "--set", "run.device=cpu"]
     assert main(["pretrain", __file__, "--only", "choose", "--out", "out", *given]) == 0
-    assert "\ndata.max_seq_length=64\n" in capsys.readouterr().out
+    assert "\nmax_seq_length = 64\n" in capsys.readouterr().out
 
 
 def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):

@@ -214,4 +214,6 @@ def test_the_file_is_one_that_config_accepts_and_is_not_replaced(asked, told):
     words = ("suggest --nodes 3 --gpus-per-node 4 --out", path)
     assert "exists; pass a new file" in told(*words, status=2)
     assert path.read_bytes() == before
+    assert asked("suggest --nodes 1 --gpus-per-node 2 --out new/folder/two.toml")
+    assert load_config(Path("new/folder/two.toml")).parallel.world_size == 2
     assert main(["config", "show", answer["file"]]) == 0

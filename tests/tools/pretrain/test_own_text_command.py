@@ -5,10 +5,12 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ import pytest
 from bert_tools.pretrain import choose
 from bert_tools.pretrain import cli as pretrain
 from forked_starts import start_each
-from mlperf_bert.__main__ import main
+from mlperf_bert.__main__ import main, make_parser
+from mlperf_bert.checkpoint.manifest import read_config
+from mlperf_bert.config.files import load_config
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.machine import bf16_instructions, usable_cpus
 from mlperf_bert.run import console
@@ -127,6 +131,43 @@ def test_on_gpus_it_is_the_model_for_them(tmp_path, monkeypatch):
     assert "on 1 GPU:" in plan.in_words()
 
 
+def test_a_login_node_chooses_for_the_nodes_of_the_page(tmp_path, monkeypatch, capsys):
+    """The section's lines: a config of 16 ranks, for the text that it prepares and for the job."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+    of_size(tmp_path / "my_text", 10**6)
+    section = PAGE.partition("\n## On several nodes\n")[2].partition("\n## ")[0]
+    choosing, preparing, rehearsing, finishing = (
+        shlex.split(line)[1:]
+        for line in re.findall(r"^mlperf_bert .*$", section.replace("\\\n", ""), re.MULTILINE)
+    )
+    *words, arrow, file = choosing
+    plain = words.index("--set", words.index("--only"))
+    for device in (["--set", "run.device=cuda"], ["--config", "pretrain_gpu"]):
+        assert main([*words[:plain], *device, *words[plain + 2 :]]) == 0
+        Path(file).write_text(capsys.readouterr().out)
+        config = load_config(Path(file))
+        assert (config.run.device, config.run.step_mode) == ("cuda", "captured")
+        assert (config.model.precision, config.model.num_layers) == ("bf16", 12)
+        parallel = config.parallel
+        assert (parallel.world_size, parallel.global_batch_size) == (16, 256)
+        assert parallel.data_parallel == "flat"
+    plan = choose.choose(make_parser(preparing).parse_args(preparing))
+    assert plan.config == config and " on 16 GPUs: " in plan.in_words()  # nothing is chosen again
+    assert "assumed, not measured" in choose.expected(plan)
+    assert arrow == ">" and make_parser(rehearsing).parse_args(rehearsing).config == Path(file)
+    script = re.search(r"sbatch \$\((\S+) ", section)[1]
+    done = run_process(sys.executable, REPOSITORY / script, file, PYTHON="python3")
+    assert " --nodes=2 --ntasks-per-node=8 " in done.stdout
+    run_dir = re.search(r"LOGDIR=(\S+)", section)
+    found = []
+    monkeypatch.setattr(pretrain, "_finish", lambda *given: found.append(given) or 0)
+    assert main(finishing) == 0
+    assert found == [(Path(run_dir[1]) / "run_0", Path("my_model/data"), Path("my_model/exported"))]
+    wrong = ("--set", "model.precision=fp32")
+    assert "'captured' does not work on 'cuda'" in refusal(capsys, *words, *wrong)
+
+
 def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(console, "SILENCE_S", (300.0, 300.0))  # no more lines on a busy machine
     out = ("--out", str(tmp_path / "out"))
@@ -154,8 +195,9 @@ def test_bad_starts_are_one_line(tmp_path, capsys, monkeypatch):
 def test_only_a_run_that_has_ended_is_measured(tmp_path, capsys):
     run = write_run(tmp_path / "run") / "run_0"
     words = ("pretrain", __file__, "--only", "finish", "--out")
-    for each in (run, tmp_path / "none"):
-        assert f"{each}: contains no run that has ended; pass" in refusal(capsys, *words, each)
+    (run / "checkpoints").mkdir()
+    for out, each in ((run, run), (tmp_path / "none", tmp_path / "none" / "run" / "run_0")):
+        assert f"{each}: contains no run that has ended; pass" in refusal(capsys, *words, out)
     end_run(run, "aborted", stopped_by="SIGINT")
     said = f"{run}: was stopped by SIGINT after 20 steps; resume it first"
     assert said in refusal(capsys, *words, run)
@@ -203,6 +245,21 @@ def assert_precision_is_kept(run_dir, line, monkeypatch):
         has = [] if bf16_instructions() else ["amx_bf16"]
         on_another_machine.setattr(choose, "bf16_instructions", lambda: has)
         assert choose.cpu_precision(run_dir) == precision
+
+
+def assert_it_is_finished_without_the_gpu_of_its_training(command, out, monkeypatch):
+    shutil.rmtree(out / "exported")
+    first = (out / "run/run_0/pretrain.json").read_bytes()
+
+    def of_gpu(path):
+        config = read_config(path)
+        return replace(config, run=replace(config.run, device="cuda"))
+
+    with monkeypatch.context() as of_another_machine:
+        of_another_machine.setattr("mlperf_bert.checkpoint.manifest.read_config", of_gpu)
+        assert main([*command, "--only", "finish"]) == 0
+    assert (out / "exported" / "README.md").exists()
+    assert (out / "run/run_0/pretrain.json").read_bytes() == first
 
 
 @pytest.mark.parametrize(
@@ -260,6 +317,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     assert told.startswith(f"already finished: see {out / 'exported' / 'README.md'}")
     assert told.count("\n") == 1
     run = out / "run" / "run_0"
+    assert_it_is_finished_without_the_gpu_of_its_training(command, out, monkeypatch)
     ended = (run / "outcome.json").read_text()
     (run / "outcome.json").write_text(ended.replace('"success"', '"aborted"'))
     assert pretrain._finish(run, out / "data", out / "other") == 3

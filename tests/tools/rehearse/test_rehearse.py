@@ -76,6 +76,7 @@ FAULTS = {
         "model.hidden_size: is 64, but the weights in"
     ),
     "--set parallel.ranks_per_node=4 --rehearse 4": "--rehearse: 4 is not a rank of this config",
+    "--config pretrain_gpu --set model.precision=fp32": "'captured' does not work on 'cuda' with",
     "--data nowhere": "so nowhere/train is not a prepared set",
     "--set data.loader=mpi_readers": "data.loader: needs ",
     "--run-dir {run}": "already has run 0",

@@ -23,8 +23,8 @@ def test_of_several_runs_it_is_below_runs_or_where_asked_for(run, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     told("report", "page", run, other)
     assert "other" in checked((tmp_path / "runs/report.html").read_text("utf-8")).words
-    told("report", "page", run, "--out", "other.html")
-    assert not (run / "report.html").exists() and (tmp_path / "other.html").exists()
+    told("report", "page", run, "--out", "new/folder/other.html")
+    assert not (run / "report.html").exists() and (tmp_path / "new/folder/other.html").exists()
 
 
 def test_a_place_prints_as_one_line(tmp_path, told):
@@ -50,7 +50,7 @@ def test_tensorboard_reads_what_is_written(run, tmp_path, told):
 
 REFUSED = {
     "report page run --out .": "--out: . is a directory; pass a file, such as report.html",
-    "report page run --out missing/x.html": "missing/x.html: No such file or directory",
+    "report page run --out run/run_0/config.toml/x.html": "config.toml: File exists; use ",
     "report page missing": "missing: No such file or directory",
     "report tensorboard run --out run/run_0/config.toml": "run/run_0/config.toml: ",
     "report tensorboard two --out scalars": "has 2 runs; pass one run, such as ",

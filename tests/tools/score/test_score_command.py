@@ -167,9 +167,11 @@ def test_a_published_model_is_to_be_downloaded_first(tmp_path, labelled, capsys,
     monkeypatch.chdir(tmp_path)
     for name, files in (("an/e5", "an/e5"), ("an/e5@v1", "an/e5 --revision v1")):
         error = refusal(capsys, "score", name, "--labelled", labelled)
-        remedy = f"download it with `hf download {files} --local-dir DIR`, and pass DIR"
-        assert error.endswith(f"{name}: no such directory; {remedy}\n")
+        assert f"{name}: no such directory; pass one written by save_pretrained()" in error
+        assert error.endswith(f" with `hf download {files} --local-dir DIR`, and pass DIR\n")
     (tmp_path / "an" / "encoder").mkdir(parents=True)
+    other = refusal(capsys, "score", "an/exported", "--labelled", labelled)
+    assert "an/exported: no such directory; pass one" in other and "hf download" not in other
     error = refusal(capsys, "score", "an/encodr", "--labelled", labelled)
     assert error.endswith("did you mean an/encoder?\n")
     assert "published" not in refusal(capsys, "score", "an/encoder", "--labelled", labelled)

@@ -85,8 +85,12 @@ def test_training_refuses(world, capsys, changed, how, words):
         change(world / changed, how)
     elif not settings:
         shutil.rmtree(world / changed)
-    error = refused(world, capsys, *train(world, *settings))
+    command = train(world, *settings)
+    error = refused(world, capsys, *command)
     assert all(word in error for word in words), error
+    if not changed.startswith(("run", "parallel.nodes")):
+        validate = ("config", "validate", world / "tiny.toml", *command[3:5], *command[7:])
+        assert refused(world, capsys, *validate) == error
 
 
 def test_two_vocabularies_are_refused(world, capsys):

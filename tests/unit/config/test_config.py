@@ -88,6 +88,14 @@ CAPTURED = "run.step_mode=captured parallel.ranks_per_node=2"
             *("parallel.allreduce_dtype=bf16", "data_parallel: 'ddp'.*'bf16'.* to 'eager'"),
         ),
         (
+            f"{CAPTURED} run.device=cuda model.precision=bf16",
+            *("model.precision=fp32", "step_mode: 'captured' .* on 'cuda' .*'fp32'; set .*'bf16'"),
+        ),
+        (
+            f"{CAPTURED} run.device=cuda model.precision=bf16",
+            *("model.attention=grouped", "step_mode: 'captured' .*'grouped'; set .*'auto', or "),
+        ),
+        (
             "optim.implementation=apex run.device=cuda",
             *("model.precision=fp8", "set model.precision to 'fp32', 'bf16_autocast' or 'bf16'"),
         ),

@@ -165,11 +165,14 @@ def test_devices_and_backends(monkeypatch):
         ("mpi", {"OMP_NUM_THREADS": "3,2"}, 13, 3),
         ("mpi", {}, 13, 6),
         ("mpi", {}, 1, 1),
+        ("torchrun", {"OMP_NUM_THREADS": "1"}, 12, 12),
         ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 13, 4),
     ],
 )
 def test_threads_are_a_share_of_the_cores(launcher, environ, cores, threads, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    of_launcher = 13  # so ranks with fewer cores were bound to them
+    cores_of = {0: cores, os.getppid(): of_launcher}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores_of[pid])))
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     info = RankInfo(0, 2, 0, 2, 0, launcher)

@@ -16,7 +16,15 @@ import pytest
 from mlperf_bert.checkpoint.manifest import MANIFEST, MODEL, FileEntry, Manifest
 from mlperf_bert.config.files import config_to_tables, load_config
 from mlperf_bert.data.index import Manifest as Prepared
-from support import CONFIGS, REPOSITORY, contents, run_process, write_program
+from support import (
+    CONFIGS,
+    REPOSITORY,
+    contents,
+    prepare_small,
+    run_process,
+    write_program,
+    write_synthetic_text,
+)
 
 SRUN = """#!/usr/bin/env bash
 [ "$*" != --help ] || { cat "$FAKE_HELP"; exit; }
@@ -31,13 +39,27 @@ DGX = CONFIGS / "dgxa100_2x8x48x1.toml"
 LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
 
 
+@pytest.fixture(scope="module")
+def large_data(tmp_path_factory):
+    """Prepared sets with as many words and examples as DGX needs."""
+    directory = tmp_path_factory.mktemp("large")
+    vocabulary = directory / "words.txt"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary.write_text("\n".join([*special, *(f"w{n}" for n in range(30_522 - 5))]))
+    for seed, name in enumerate(("train", "eval")):
+        write_synthetic_text(directory / f"{name}.txt", 150, seed)
+        sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 5}
+        prepare_small([directory / f"{name}.txt"], vocabulary, directory / name, **sizes)
+    return directory
+
+
 @pytest.fixture
-def job(tmp_path, synthetic_data):
+def job(tmp_path, large_data):
     """Environment of the shell of a job on two nodes, with a srun that knows no pyxis."""
     weights = Manifest(  # all that is read of them before ranks are started
         step=0,
         samples=0,
-        vocabulary_sha256=Prepared.load(synthetic_data / "train").vocabulary_sha256,
+        vocabulary_sha256=Prepared.load(large_data / "train").vocabulary_sha256,
         version="1",
         commit=None,
         config=config_to_tables(load_config(DGX)),
@@ -56,7 +78,7 @@ def job(tmp_path, synthetic_data):
         "SLURM_JOB_NUM_NODES": "2",
         "PYTHON": sys.executable,
         "CONFIG": str(DGX),
-        "DATADIR": str(synthetic_data),
+        "DATADIR": str(large_data),
         "INIT_CHECKPOINT": str(tmp_path / "weights"),
         "LOGDIR": str(tmp_path / "logs"),
         "SEED": "5",
@@ -140,7 +162,8 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
         (copy / "train/index/dataset.json").unlink()
     other = tmp_path / "other"
     shutil.copytree(data, other)
-    (other / "eval/index/dataset.json").write_text("{}")
+    with (other / "eval/index/dataset.json").open("a") as manifest:
+        manifest.write("\n")
     notes.mkdir()
     (notes / "of mine.txt").write_text("mine")
     Path(job["ASKED"]).unlink()
@@ -161,6 +184,7 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
         ("SLURM_JOB_NUM_NODES", "1", f"{DGX.name}) ./run_and_time.sh"),
         ("CONFIG", "none.toml", "none.toml: No such file or directory"),
         ("DATADIR", "none", "DATADIR: no such directory 'none'"),
+        ("DATADIR", ".", "train/index/dataset.json: no such file, so train is not a prepared set"),
         (
             "INIT_CHECKPOINT",
             "",

@@ -40,7 +40,8 @@ def _download(given: Path) -> Path:
     name, _, revision = str(given).partition("@")
     files = f"{name} --revision {revision}" if revision else name
     remedy = f"run `hf download {files} --local-dir DIR` on a machine with a network, and pass DIR"
-    require_packages(str(given), "transformers", "huggingface_hub", otherwise=remedy)
+    where = f"{given} (no such directory)"
+    require_packages(where, "transformers", "huggingface_hub", otherwise=remedy)
     print(f"asking the Hugging Face hub for {given}", flush=True)
     try:
         from huggingface_hub import snapshot_download
@@ -49,7 +50,7 @@ def _download(given: Path) -> Path:
     except Exception as error:  # the library's errors have no common base class
         said = one_line(f"{type(error).__name__}: {error}".partition("\n")[0])
         problem, remedy = f"cannot be downloaded ({said})", f"check the name, or {remedy}"
-        raise CheckpointError(str(given), problem, remedy) from None
+        raise CheckpointError(where, problem, remedy) from None
 
 
 def is_origin(given: Path, origin: Mapping[str, str]) -> bool:

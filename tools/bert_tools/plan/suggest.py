@@ -83,8 +83,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     if os.path.lexists(path):
         raise ConfigError("--out", f"{path} exists", "pass a new file, or remove the existing file")
     check_file_name(path, found.config.parallel)
-    if args.out is None:
-        make_directory(path.parent)
+    make_directory(path.parent)
     write_file(path, to_toml(found).encode("ascii"))
     config = found.config
     facts = {

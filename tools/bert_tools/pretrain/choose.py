@@ -68,12 +68,12 @@ class Plan:
     config_path: Path
     settings: tuple[str, ...]
     config: RunConfig
-    num_gpus: int
+    on_gpus: bool
 
     def in_words(self) -> str:
         """Return one line that describes the chosen model."""
         model, ranks = self.config.model, self.config.parallel.world_size
-        where = {0: "the CPU", 1: "1 GPU"}.get(self.num_gpus, f"{self.num_gpus} GPUs")
+        where = ("1 GPU" if ranks == 1 else f"{ranks} GPUs") if self.on_gpus else "the CPU"
         return (
             f"model: {self.config_path.stem} on {where}: {model.num_layers} layers of "
             f"{model.hidden_size}, {model.num_parameters / 1e6:,.1f} M weights, a vocabulary of "
@@ -118,10 +118,10 @@ def as_checkpoint(given: Path, converted: Path) -> Path:
 
 
 def choose(args: argparse.Namespace) -> Plan:
-    """Choose the config, and the settings that fit the text and the machine.
+    """Choose the config, and the settings that fit the text and the machine that will train.
 
-    The user's own settings take precedence. The raw size is the only property of the text that
-    matters, so the scripts of all ranks make the same choice.
+    The user's own settings take precedence. If run.device is "cuda", this machine needs no GPU. The
+    raw size is the only property of the text that matters, so all ranks make the same choice.
     """
     import torch
 
@@ -130,7 +130,9 @@ def choose(args: argparse.Namespace) -> Plan:
 
     halves = (each.partition("=") for each in args.set)
     own = {name.strip(): value.strip(" '\"") for name, _, value in halves}
-    num_gpus = 0 if own.get("run.device") == "cpu" else torch.cuda.device_count()
+    of_file = load_config(args.config).run.device if args.config else "auto"
+    found = torch.cuda.device_count()
+    num_gpus = {"cpu": 0, "cuda": found or 1}.get(own.get("run.device", of_file), found)
     path = args.config or find_config(f"pretrain_{'gpu' if num_gpus else 'cpu'}")
     settings: dict[str, Any] = {}
 
@@ -174,7 +176,7 @@ def choose(args: argparse.Namespace) -> Plan:
         warm_up = min(file.schedule.warmup_steps, steps // 10)
         settings |= {"schedule.decay_steps": steps, "schedule.warmup_steps": warm_up}
     config = config_with({})
-    return Plan(config_path=path, settings=chosen(), config=config, num_gpus=num_gpus)
+    return Plan(config_path=path, settings=chosen(), config=config, on_gpus=num_gpus > 0)
 
 
 def cpu_precision(run_dir: Path) -> Precision:
@@ -253,10 +255,11 @@ def expected(plan: Plan) -> str:
     """
     config = plan.config
     sequences = config.max_steps * config.parallel.global_batch_size
-    if plan.num_gpus:
+    if plan.on_gpus:
         # 6 floating-point operations per weight and token (arXiv 2001.08361, section 2.1).
-        tokens, rate = sequences * config.data.max_seq_length, GPU_FLOPS * plan.num_gpus
-        seconds, how = 6 * config.model.num_parameters * tokens / rate, "assumed, not measured"
+        work = 6 * config.model.num_parameters * sequences * config.data.max_seq_length
+        seconds = work / (GPU_FLOPS * config.parallel.world_size)
+        how = "assumed, not measured"
     else:
         micro_batches = config.max_steps * config.parallel.grad_accum_steps
         seconds, how = micro_batches * _micro_batch_seconds(config), "measured on synthetic text"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bert_tools.huggingface.export import CARD
 from bert_tools.pretrain.choose import RUN, Plan, as_checkpoint, choose, expected
 from mlperf_bert.arguments import describe
-from mlperf_bert.config.files import add_config, add_init_checkpoint
+from mlperf_bert.config.files import add_config, add_init_checkpoint, config_to_toml
 from mlperf_bert.errors import (
     STOPPED,
     TARGET_MISSED,
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "directory to write the data, the run and the exported model to"
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help=text)
     model = parser.add_argument_group("the model")
-    text = "TOML file or shipped config (default: pretrain_gpu, or pretrain_cpu without a GPU)"
+    text = "TOML file or shipped config (default: pretrain_gpu for GPUs, otherwise pretrain_cpu)"
     add_config(model, text, required=False)
     text = "architecture of the encoder (default: bert)"
     model.add_argument("--architecture", choices=("bert", "modern"), help=text)
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps = parser.add_argument_group("one step at a time")
     text = "directory for the prepared data (default: OUT/data)"
     steps.add_argument("--data", type=Path, metavar="DIR", help=text)
-    text = "run only one step: choose the model, prepare the data, or finish (measure and export)"
+    text = "run only one step: print the config, prepare the data, or finish (measure and export)"
     steps.add_argument("--only", choices=("choose", "prepare", "finish"), help=text)
 
 
@@ -106,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.text.exists():
         problem = f"there is no file or directory '{args.text}'"
         raise ConfigError("TEXT", problem, "pass a text file, or a directory of text files")
+    args.data = args.data or args.out / DATA
     if args.only:
         return _only(args)
-    args.data = args.data or args.out / DATA
     card = args.out / EXPORTED / CARD
     if card.exists():
         again = shlex.join(["--out", "NEW", "--data", str(args.data)])
@@ -166,13 +166,13 @@ def _text_to_model(args: argparse.Namespace) -> int:
 def _only(args: argparse.Namespace) -> int:
     """Run only the step in `--only`, which is never the training, and return the exit status."""
     if args.only == "finish":
-        data = args.data or args.out / DATA
-        return _finish(args.out, data, args.out / EXPORTED)  # --out is the folder of a run
+        is_run = (args.out / "checkpoints").exists()  # --out may be the folder of a run itself
+        run_dir = args.out if is_run else args.out / RUN / "run_0"
+        return _finish(run_dir, args.data, args.out / EXPORTED)
     plan = choose(args)
     if args.only == "choose":
-        print(plan.config_path, *plan.settings, sep="\n")
+        print(config_to_toml(plan.config), end="")
     else:
-        args.data = args.data or args.out / DATA
         print(f"{plan.in_words()}\n{expected(plan)}", flush=True)
         _prepare(args, plan)
     return 0
@@ -226,7 +226,7 @@ def _finish(run_dir: Path, data: Path, exported: Path) -> int:
         return 0
     checkpoints = run_dir / "checkpoints"
     if not is_there(run_dir / "outcome.json"):
-        remedy = "pass the folder run_<i> of a run that has ended"
+        remedy = "pass the --out of a training that has ended, or its folder run_<i>"
         raise DataError(str(run_dir), "contains no run that has ended", remedy)
     outcome = read_outcome(run_dir / "outcome.json")
     if outcome.stopped_by is not None:
@@ -285,16 +285,15 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
         )
         model = make_model(config, seed, device).to(weights_dtype(config.model.precision))
         evaluator.on_batch = show
-        untrained = None
+        untrained, digest = None, index.manifest.vocabulary_sha256
         try:
             if config.run.init_checkpoint:
-                first = Path(config.run.init_checkpoint)
-                load_weights(model, first, index.manifest.vocabulary_sha256)
+                load_weights(model, Path(config.run.init_checkpoint), digest)
             untrained = evaluator(model).mlm_accuracy
         except CheckpointError as error:  # they were moved, or the path is of another directory
             where, problem, _ = error.args
-            say(f"warning: {where}: {problem}, so the accuracy before training is not known")
-        state = load_weights(model, checkpoints, index.manifest.vocabulary_sha256)
+            say(f"{where}: {problem}, so the accuracy before training is not known")
+        state = load_weights(model, checkpoints, digest)
         baseline = index.manifest.baseline
         found.append(
             Facts(
@@ -309,7 +308,8 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
         return 0
 
     single = RankInfo(0, 1, 0, 1, 0, "single")  # even if mpiexec started this process
-    in_session(run_rank, config.run.device, "allow", single)
+    # Without a GPU here, a model that was trained on GPUs is measured on the CPU.
+    in_session(run_rank, "cpu" if config.run.device == "cpu" else "auto", "allow", single)
     return found[0]
 
 

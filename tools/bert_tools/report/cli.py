@@ -12,7 +12,7 @@ from bert_tools.report.run import Run, find_runs, read_run
 from mlperf_bert.arguments import add_command
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.extras import require_packages
-from mlperf_bert.files import check_writable, make_directory, write_file
+from mlperf_bert.files import check_writable, write_file
 
 PAGE = "report.html"
 _NOT_SCALARS = ("step", "samples")  # positions, not measurements
@@ -69,7 +69,6 @@ def _page(args: argparse.Namespace, runs: Sequence[Run]) -> str:
     page, paths = args.out, args.run_paths
     if page is None:
         page = (paths[0] if len(paths) == 1 else Path("runs")) / PAGE
-        make_directory(page.parent)
     if page.is_dir():
         raise ConfigError("--out", f"{page} is a directory", f"pass a file, such as {page / PAGE}")
     check_writable(page)
@@ -92,7 +91,6 @@ def _tensorboard(args: argparse.Namespace, runs: Sequence[Run]) -> str:
     if any(args.out.glob("events.out.tfevents.*")):
         problem = "already contains an event file"
         raise ConfigError(str(args.out), problem, "pass another directory, or remove the file")
-    make_directory(args.out)
     check_writable(args.out / PAGE)
     count = _write_scalars(args.out, runs[0])
     return f"wrote {count:,} scalars; to show them: tensorboard --logdir {args.out}"

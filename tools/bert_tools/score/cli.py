@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlperf_bert.arguments import describe
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.extras import require_packages
-from mlperf_bert.files import check_writable, file_digest, make_directory, write_file, write_json
+from mlperf_bert.files import check_writable, file_digest, write_file, write_json
 from mlperf_bert.run.console import ProgressLines, as_clock
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
     require_packages("score", "score", "transformers", "sklearn")
     if args.out is not None:
         require_packages("--out", "score", "matplotlib")
-        make_directory(args.out)
         check_writable(args.out / RECORD)  # before the work
     from bert_tools.common.results import png
     from bert_tools.score.encoder import check_model

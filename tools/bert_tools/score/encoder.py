@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST, checkpoints_inside
-from mlperf_bert.checkpoint.weights_directory import HUB_NAME, check_directory
+from mlperf_bert.checkpoint.weights_directory import check_directory, is_hub_name
 from mlperf_bert.errors import CheckpointError, one_line, typed
 from mlperf_bert.files import is_there
 
@@ -91,8 +91,9 @@ def check_model(path: Path) -> None:
     For a run or a checkpoint of this program, the error contains the command that exports it.
     """
     files = str(path).replace("@", " --revision ")
-    download = f"download it with `hf download {files} --local-dir DIR`, and pass DIR"
-    check_directory(path, download if HUB_NAME.fullmatch(str(path)) else _SAVED)
+    published = f"{_SAVED}, or download the published model of this name with "
+    published += f"`hf download {files} --local-dir DIR`, and pass DIR"
+    check_directory(path, published if is_hub_name(path) else _SAVED)
     if is_there(path / _EXPORTED / _CONFIG):
         problem = "contains a run and its exported model"
         raise CheckpointError(str(path), problem, f"pass {path / _EXPORTED}")

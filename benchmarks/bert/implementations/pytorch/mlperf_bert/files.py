@@ -321,7 +321,11 @@ def write_file(path: Path, contents: bytes | memoryview) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise DataError if `write_file` could not write `path`. The file at `path` is not changed."""
+    """Create the directory of `path`. Raise DataError if `write_file` could not write `path` there.
+
+    The file at `path` is not changed.
+    """
+    make_directory(path.parent)
     temporary = _temporary(path)
     try:
         temporary.unlink(missing_ok=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
-def usable_cpus() -> frozenset[int]:
-    """Return the numbers of the logical CPUs on which this process may run.
+def usable_cpus(pid: int = 0) -> frozenset[int]:
+    """Return the numbers of the logical CPUs on which a process may run, by default this one.
 
     Raises OSError if the system does not report them.
     """
     if hasattr(os, "sched_getaffinity"):  # only Linux has it, and it respects cpusets
-        return frozenset(os.sched_getaffinity(0))
+        return frozenset(os.sched_getaffinity(pid))
     return frozenset(range(os.cpu_count() or 1))
 
 

@@ -80,8 +80,10 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.set, args.init_checkpoint)
     if args.question == "validate":
         from mlperf_bert.checkpoint.first_weights import check_first_weights
+        from mlperf_bert.data.set_checks import open_data
 
         check_first_weights(config, args.data)
+        open_data(config, args.data, rank=0)
     elif args.question == "get":
         print(*(config_value(config, key) for key in args.keys), sep="\n")
     else:

@@ -220,37 +220,34 @@ def _check_captured(config: RunConfig) -> None:
 
     docs/concepts/captured_step.md explains captured steps.
     """
+    # Attention in fp32, "grouped" and "reference" read lengths on the host (model/choices.py).
+    for where, instead in (("model.precision", "bf16"), ("model.attention", "auto")):
+        value = _setting(config, where)
+        if config.run.device == "cuda" and value in ("fp32", "grouped", "reference"):
+            problem = f"'captured' does not work on 'cuda' with {where} {value!r}"
+            remedy = f"set {where} to {instead!r}, or run.step_mode to 'eager'"
+            raise ConfigError("run.step_mode", problem, remedy)
     parallel = config.parallel
     if parallel.data_parallel != "ddp" or parallel.world_size == 1:
         return
     # Clipping before the all-reduce and sending another dtype need a communication hook of
     # DistributedDataParallel (distributed/clipping.py). The hook returns futures, and no run on
     # several GPUs has shown that a capture follows their streams.
-    hooks = []
-    if config.clip.policy not in CLIPPED_TOGETHER:
-        hooks.append(f"clip.policy {config.clip.policy!r}")
-    if parallel.allreduce_dtype != "as_gradients":
-        hooks.append(f"parallel.allreduce_dtype {parallel.allreduce_dtype!r}")
-    if hooks:
-        problem = (
-            f"'ddp' on several ranks does not work with run.step_mode 'captured' and {hooks[0]}"
-        )
-        remedy = "set parallel.data_parallel to 'flat', or run.step_mode to 'eager'"
-        raise ConfigError("parallel.data_parallel", problem, remedy)
+    hooks = (("clip.policy", CLIPPED_TOGETHER), ("parallel.allreduce_dtype", ("as_gradients",)))
+    for where, allowed in hooks:
+        if (value := _setting(config, where)) not in allowed:
+            problem = "'ddp' on several ranks does not work with run.step_mode 'captured' and "
+            remedy = "set parallel.data_parallel to 'flat', or run.step_mode to 'eager'"
+            raise ConfigError("parallel.data_parallel", f"{problem}{where} {value!r}", remedy)
 
 
 def _check_sizes(config: RunConfig) -> None:
     """Raise ConfigError if numbers are within their bounds, but their product is too large."""
     parallel, data = config.parallel, config.data
-    batch, local = parallel.global_batch_size, parallel.local_batch_size
+    batch, tokens = parallel.global_batch_size, parallel.local_batch_size * data.max_seq_length
     sizes = (
         ("parallel.local_batch_size", "sequences per update", batch, MOST_BATCH),
-        (
-            "data.max_seq_length",
-            "tokens per micro-batch",
-            local * data.max_seq_length,
-            _MOST_TOKENS,
-        ),
+        ("data.max_seq_length", "tokens per micro-batch", tokens, _MOST_TOKENS),
     )
     for where, what, size, most in sizes:
         if size > most:

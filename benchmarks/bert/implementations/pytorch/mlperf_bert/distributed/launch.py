@@ -172,8 +172,8 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
 
     The number is OMP_NUM_THREADS if that variable is set, except under torchrun, which sets it to 1
     by itself. Otherwise, in an srun step, the number is SLURM_CPUS_PER_TASK if that is set. In all
-    other cases, it is the number of cores that this process may use, divided by the ranks on the
-    node. Raises ConfigError if a variable is not a number above zero.
+    other cases, it is the number of cores that this process may use. The ranks on the node share
+    these cores, unless the launcher has bound each rank to cores of its own. Raises ConfigError if a variable is not a number above zero.
     """
     import torch
 
@@ -184,7 +184,9 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
     elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
         threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
     else:
-        threads = max(1, len(usable_cpus()) // info.local_world_size)
+        own = usable_cpus()
+        is_bound = own < usable_cpus(os.getppid())  # the launcher itself may use more cores
+        threads = len(own) if is_bound else max(1, len(own) // info.local_world_size)
     torch.set_num_threads(threads)
     return threads
 
