@@ -182,9 +182,7 @@ def newest_run(path: Path) -> Path | None:
 def _runs_of(path: Path) -> list[Path]:
     """Return the path itself if it is a run, otherwise the runs in it or in its directory `run`.
 
-    The runs are in ascending order.
-
-    Raises DataError if the path is not a directory or cannot be read.
+    The order is ascending. Raises DataError if the path is not a directory or cannot be read.
     """
     try:
         names = set(os.listdir(path))

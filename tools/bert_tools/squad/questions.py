@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.errors import DataError
-from mlperf_bert.files import (
-    in_brief,
-    parse_json_object,
-    read_regular_file,
-    reading,
-    reading_error,
-)
+from mlperf_bert.files import in_brief, parse_json_object, read_json, read_regular_file, reading
 
 _REMEDY = "pass a question set in the JSON format of SQuAD v2.0"
 _REMEDY_ANSWERS = 'pass a JSON object with an answer for the id of every question, "" for no answer'
@@ -148,15 +142,11 @@ def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
     Raises DataError if the file is missing, is not a JSON object of texts, or has no answer for one
     of the questions.
     """
-    try:
-        values = parse_json_object(read_regular_file(path, _MAX_BYTES))
-    except OSError as error:
-        raise reading_error(path, error, missing="is missing", remedy=_REMEDY_ANSWERS) from None
-    except ValueError as error:
-        raise DataError(str(path), f"is not valid JSON ({error})", _REMEDY_ANSWERS) from None
+    remedy = _REMEDY_ANSWERS
+    values = read_json(path, missing="is missing", remedy=remedy, max_bytes=_MAX_BYTES)
     missing = [each.id for each in questions if not isinstance(values.get(each.id), str)]
     if missing:
         problem = f"contains no answer to {len(missing):,} of {len(questions):,} questions"
         problem += f", such as {in_brief(missing[0])}"
-        raise DataError(str(path), problem, _REMEDY_ANSWERS)
+        raise DataError(str(path), problem, remedy)
     return values

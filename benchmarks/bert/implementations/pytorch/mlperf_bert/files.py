@@ -215,7 +215,9 @@ def _size_error(path: Path, found: int, size: int, remedy: str) -> DataError:
 Parsed = TypeVar("Parsed")
 
 
-def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
+def read_json(
+    path: Path, *, missing: str, remedy: str, max_bytes: int = MAX_JSON_BYTES
+) -> dict[str, Any]:
     """Read the file `path`, which must be a JSON object, and return that object.
 
     `missing` is the problem to report if there is no such file. `remedy` describes what the user
@@ -223,7 +225,7 @@ def read_json(path: Path, *, missing: str, remedy: str) -> dict[str, Any]:
     a regular file or not one JSON object. Raises UnreadableError if the file cannot be read.
     """
     try:
-        return parse_json_object(read_regular_file(path, MAX_JSON_BYTES))
+        return parse_json_object(read_regular_file(path, max_bytes))
     except OSError as error:
         raise reading_error(path, error, missing=missing, remedy=remedy) from None
     except ValueError as error:

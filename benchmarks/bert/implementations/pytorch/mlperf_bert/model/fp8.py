@@ -152,11 +152,9 @@ def check_fp8(config: ModelSection, device: torch.device) -> None:
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(config, name)
         if size % COLUMNS_MULTIPLE:
-            raise ConfigError(
-                f"model.{name}",
-                f"must be a multiple of {COLUMNS_MULTIPLE} for FP8 products, not {size}",
-                "round the size up, or set model.precision to 'bf16'",
-            )
+            problem = f"must be a multiple of {COLUMNS_MULTIPLE} for FP8 products, not {size}"
+            remedy = "round the size up, or set model.precision to 'bf16'"
+            raise ConfigError(f"model.{name}", problem, remedy)
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise ConfigError(
             "model.precision",
