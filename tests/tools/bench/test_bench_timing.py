@@ -1,6 +1,7 @@
 """Interleaved times: who runs when, and what is made of the seconds."""
 
 import weakref
+from contextlib import redirect_stderr
 from io import StringIO
 
 import pytest
@@ -34,8 +35,8 @@ class Clock:
         """Times of contenders that take these seconds, one step after another."""
         contenders = {name: self.contender(name, each) for name, each in seconds.items()}
         times = InterleavedTimes(contenders, num_batches)
-        out = StringIO()
-        times.measure(num_steps=num_steps, seconds=limit, progress=Progress(out))
+        with redirect_stderr(StringIO()) as out:
+            times.measure(num_steps=num_steps, seconds=limit, progress=Progress())
         self.lines = out.getvalue().splitlines()
         return times
 
@@ -82,7 +83,7 @@ def test_what_fails_is_freed_and_others_go_on(clock, call, kind):
     contenders = {"full": full, "a": clock.contender("a", [1.0] * 5)}
     times = InterleavedTimes(contenders, 2, may_fail=("full",))
     del model, full, contenders
-    progress = Progress(StringIO())
+    progress = Progress()
     times.run_once(progress)
     assert (is_there() is None) == (call == 1)
     times.measure(num_steps=4, seconds=100, progress=progress)

@@ -17,6 +17,7 @@ from mlperf_bert.errors import DataError
 from own_texts import write_parquet
 
 TEXT = "One sentence. Another one.\n\nA second document.\n"
+OF_TEXT = Rules("file", "text")
 
 
 def read(path):
@@ -97,6 +98,22 @@ def test_documents_of_text_and_of_lines_of_json(tmp_path):
         assert str(path) in refusal(documents, path, "empty-line", "json_lines")
 
 
+def test_an_error_names_the_line_of_the_whole_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    before = '{"text": "One."}\n\r\n' * 5
+    for line, problem in (
+        ("{", "is not JSON; write one"),
+        ("[1, 2]", "is not a JSON object; write one"),
+        ('{"body": "x"}', "has no field 'text'; pass the field"),
+        ('{"text": null}', "has null instead of text in the field 'text'; write text"),
+        ('{"text": 5}', "has 5 instead of text in the field 'text'; write text"),
+    ):
+        path.write_text(before + line)
+        start = next_document(whole(path, "json_lines"), len(before) // 2)
+        for piece in (whole(path, "json_lines"), replace(whole(path, "json_lines"), start=start)):
+            assert f"{path}: line 11: {problem}" in refusal(list, sections(piece, OF_TEXT))
+
+
 @pytest.mark.parametrize("rule", ["empty-line", "file"])
 def test_overlong_documents_are_cut_and_nothing_is_lost(tmp_path, rule, monkeypatch):
     monkeypatch.setattr(own_documents, "SECTION_CHARS", 100)
@@ -163,8 +180,8 @@ def test_a_row_of_parquet_is_a_document_whatever_row_group_it_is_in(tmp_path, ki
 def test_parquet_that_gives_no_text_is_one_line(tmp_path):
     path = tmp_path / "a.parquet"
     for text, field, problem in (
-        (["a"], "body", "document 1: has no text field 'body'"),
-        ([["a"]], "text", "document 1: has no text field 'text'"),
+        (["a"], "body", "row 1: has no field 'body'"),
+        ([["a"]], "text", "row 1: has a list instead of text in the field 'text'"),
     ):
         said = refusal(of_parquet, write_parquet(path, text), field)
         assert problem in said and "--text-field" in said

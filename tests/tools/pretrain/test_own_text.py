@@ -28,6 +28,7 @@ from own_texts import (
     own_text,
     write_parquet,
 )
+from verify_cases import flip
 
 
 @pytest.fixture
@@ -149,6 +150,25 @@ def test_added_documents_and_copies_move_none_across(wanted, whole, tmp_path, te
     assert record["documents"]["held out but not needed"] > 0
 
 
+@pytest.mark.parametrize("copy", [shutil.copy, os.symlink])
+def test_a_copied_file_is_trained_on_once(wanted, whole, tmp_path, copy):
+    (tmp_path / "text").mkdir()
+    for name in ("a.txt", "b.txt"):
+        copy(wanted.source, tmp_path / "text" / name)
+    twice = replace(wanted, source=tmp_path / "text", settings=replace(SETTINGS, segments="single"))
+    out = make(twice, tmp_path / "out")
+    verify(out, full=True, workers=1, quiet=True).raise_if_wrong()
+    counts, once = (
+        json.loads((each / "corpus.json").read_text())["documents"] for each in (out, whole)
+    )
+    assert counts == {
+        "train": once["train"],
+        "eval": once["eval"],
+        "held out but not needed": once["eval"],
+        "left out as copies": once["train"],
+    }
+
+
 def test_long_documents_stay_on_one_side(wanted, tmp_path, monkeypatch, texts):
     monkeypatch.setattr("bert_tools.pretrain.documents.SECTION_CHARS", 200)
     (tmp_path / "books").mkdir()
@@ -164,6 +184,9 @@ def test_long_documents_stay_on_one_side(wanted, tmp_path, monkeypatch, texts):
     for book in books:
         words = {" ".join(text.split()) for text in book}
         assert not (words & sides[0] and words & sides[1])
+    held_out = sum(any(section in " ".join(book) for section in sides[1]) for book in books)
+    counts = json.loads((out / "corpus.json").read_text())["documents"]
+    assert (counts["train"], counts["eval"]) == (len(books) - held_out, held_out)
 
 
 def test_a_directory_of_something_else_is_refused(wanted, whole, tmp_path):
@@ -217,7 +240,7 @@ def test_the_paragraphs_of_few_files_are_documents(wanted, whole, tmp_path):
     wanted.source.rename(tmp_path / "text" / "text.txt")
     few = replace(wanted, source=tmp_path / "text", documents=None)
     assert contents(make(few, tmp_path / "other")) == contents(whole)
-    with pytest.raises(DataError, match=r"has 1 documents of .*, but 4 are needed; .*empty-line"):
+    with pytest.raises(DataError, match=r"has 1 document of .*, but 4 are needed; .*empty-line"):
         make(replace(few, documents="file"), tmp_path / "one")
 
 
@@ -235,7 +258,7 @@ def test_few_documents_are_held_out_by_about_their_share(sizes):
     rng = random.Random(3)
     for _ in range(100):
         found = sorted((rng.random(), size) for size in sizes)
-        parts = [Part("", 1, size, "") for _, size in found]
+        parts = [Part("", 1, 1, size, "") for _, size in found]
         lowest = [[int(place * 2**64), 1, size] for place, size in found]
         share = fitting_share(Cleaned(parts, [], sum(sizes), {}, lowest, [], 0), 1 / 16)
         held_out = [size for place, size in found if place < share]
@@ -294,6 +317,9 @@ def test_what_was_lost_is_made_again(wanted, whole, tmp_path):
     assert not prepare_corpus(wanted, out, workers=1)
     next((out / "train" / "shards").glob("*.hdf5")).unlink()
     (out / "vocab.txt").unlink()
+    make(wanted, out)
+    assert contents(out) == contents(whole)
+    flip(next((out / "train" / "shards").glob("*.hdf5")), 8 * 3000)
     make(wanted, out)
     assert contents(out) == contents(whole)
 

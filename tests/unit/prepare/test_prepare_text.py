@@ -32,15 +32,18 @@ def test_restart_keeps_finished_shards_and_gives_the_same_bytes(
     assert (now.st_ino, now.st_mtime_ns) == (kept_stat.st_ino, kept_stat.st_mtime_ns)
 
 
-def test_a_baseline_over_a_damaged_shard_is_refused(prepare, from_text, texts, tmp_path):
-    """A restart keeps a shard of the right size; its samples are read first for the baseline."""
+def test_a_restart_replaces_a_damaged_shard_of_the_right_size(prepare, from_text, texts, tmp_path):
     set_dir = Path(shutil.copytree(from_text, tmp_path / "set"))
-    shutil.rmtree(set_dir / "index")
     with h5py.File(shard_of(set_dir, "part-0"), "r+") as file:
         file["input_ids"][1] = 65_535
-    with pytest.raises(DataError, match=r"part-0\.hdf5: has input_ids .*; delete this shard"):
-        prepare(texts, with_baseline=True)
-    assert not (set_dir / "index").exists()
+    prepare(texts)
+    assert contents(set_dir) == contents(from_text)
+
+
+def test_a_text_that_is_passed_twice_is_refused(prepare, texts, tmp_path):
+    twin = Path(shutil.copy(texts[0], tmp_path / "twin.txt"))
+    with pytest.raises(DataError, match=r"twin\.hdf5: was prepared from the same text as part-0"):
+        prepare([*texts, twin])
 
 
 def test_another_preparation_in_the_same_directory_is_refused(prepare, from_text, texts, tmp_path):

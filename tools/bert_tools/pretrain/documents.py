@@ -18,14 +18,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from bert_tools.pretrain.files import SAMPLE_BYTES, TextFile, opened
 from mlperf_bert.errors import DataError
+from mlperf_bert.files import in_brief
 
 DocumentRule = Literal["file", "empty-line"]
 SECTION_CHARS = 2**16  # about 12,000 words
+_ONE_OBJECT = "write one JSON object per line"
 
 _PARQUET_ROWS = 16  # rows in memory at a time
 _BUFFER_BYTES = 2**20
@@ -91,26 +92,25 @@ def sections(file: TextFile, rules: Rules) -> Iterator[Section]:
     Raises DataError if the file cannot be read as `file.form` and `file.packing` require.
     """
     num_bytes = sys.maxsize if file.stop is None else file.stop - file.start
+    found: Iterator[tuple[int, Any]]  # a number of a line or row of this piece, and its value
     with opened(file) as stream:
         if file.start:
             stream.seek(file.start)
         if file.packing == "parquet":
-            found = _parquet_rows(stream, rules.text_field)
+            found = enumerate(_parquet_rows(stream, rules.text_field), start=1)
         elif file.form == "text":
             lines = _lines(_blocks(stream, num_bytes), file.encoding, longest=SECTION_CHARS)
             yield from _sections(_plain_paragraphs(lines, rules.documents))
             return
         else:
             lines = _lines(_blocks(stream, num_bytes), file.encoding, longest=None)
-            found = _json_values((line for line, _ in lines), file.path)
-        for number, value in enumerate(found, start=1):
+            found = _json_values((line for line, _ in lines), file)
+        for number, value in found:
             text = value.get(rules.text_field) if isinstance(value, dict) else None
             if isinstance(text, bytes):  # Parquet written by Spark, Hive or Impala
                 text = text.decode("utf-8", "replace")
             if not isinstance(text, str):
-                remedy = "pass the field or column that contains the text with --text-field"
-                problem = f"has no text field {rules.text_field!a}"
-                raise DataError(f"{file.path}: document {number}", problem, remedy)
+                raise _error(file, number, *_problem(value, rules.text_field))
             paragraphs = re.split("\r\n?|\n", _with_line_feeds(text))
             yield from _sections((paragraph, False) for paragraph in _cut(paragraphs))
 
@@ -219,15 +219,42 @@ def _cut(paragraphs: Iterable[str]) -> Iterator[str]:
             yield paragraph[start : start + SECTION_CHARS]
 
 
-def _json_values(lines: Iterable[str], path: Path) -> Iterator[Any]:
-    """Parse each non-empty line and yield its JSON value. Raises DataError if it is not JSON."""
-    full = (line for line in lines if line.strip())
-    for number, line in enumerate(full, start=1):
-        try:
-            yield json.loads(line.removeprefix("\ufeff"))
-        except (ValueError, RecursionError):
-            remedy = "write one JSON object per line"
-            raise DataError(f"{path}: document {number}", "is not JSON", remedy) from None
+def _json_values(lines: Iterable[str], file: TextFile) -> Iterator[tuple[int, Any]]:
+    """Parse each non-empty line and yield its number and its JSON value.
+
+    The first line of a piece has the number 1. Raises DataError if a line is not JSON.
+    """
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line.removeprefix("\ufeff"))
+            except (ValueError, RecursionError):
+                raise _error(file, number, "is not JSON", _ONE_OBJECT) from None
+
+
+def _problem(value: Any, text_field: str) -> tuple[str, str]:
+    """Return the problem of a JSON value or row whose field has no text, and the remedy."""
+    if not isinstance(value, dict):
+        return "is not a JSON object", _ONE_OBJECT
+    remedy = "pass the field or column that contains the text with --text-field"
+    if text_field not in value:
+        return f"has no field {text_field!a}", remedy
+    found = value[text_field]
+    kind = "null" if found is None else in_brief(found)
+    return (
+        f"has {kind} instead of text in the field {text_field!a}",
+        f"write text there, or {remedy}",
+    )
+
+
+def _error(file: TextFile, number: int, problem: str, remedy: str) -> DataError:
+    """Return an error that names a line or row of the file, given its number in this piece."""
+    if file.packing == "parquet":
+        return DataError(f"{file.path}: row {number}", problem, remedy)
+    with opened(file) as stream:
+        before = _lines(_blocks(stream, file.start), file.encoding, longest=None)
+        number += sum(1 for _ in before) - 1  # the last one is the empty text after the last line
+    return DataError(f"{file.path}: line {number}", problem, remedy)
 
 
 def _parquet_rows(stream: BinaryIO, text_field: str) -> Iterator[dict[str, Any]]:

@@ -129,24 +129,25 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
         parts_dir, cleaned = clean_all(fitting)
     characters = _show_left_out(cleaned)
 
-    held_out = choose_held_out(parts_dir / part.file for part in cleaned.held_out)
+    trained_on = list({part.sha256: part for part in cleaned.train}.values())  # without copies
+    held_out, num_held_out = choose_held_out(cleaned, fitting, parts_dir)
     documents = {
-        "train": num_documents(cleaned.train),
-        "eval": len(held_out),
-        "held out but not needed": num_documents(cleaned.held_out) - len(held_out),
+        "train": num_documents(trained_on),
+        "eval": num_held_out,
+        "held out but not needed": num_documents(cleaned.held_out) - num_held_out,
+        "left out as copies": num_documents(cleaned.train) - num_documents(trained_on),
     }
-    _check_documents(wanted, rules, cleaned, documents)
+    _check_documents(wanted, cleaned, min(sum(part.sections for part in trained_on), len(held_out)))
     eval_path = text_dir / "eval.txt"
     write_file(eval_path, "\n".join(held_out).encode())
-    texts = {"train": _training_texts(cleaned, parts_dir), "eval": [eval_path]}
+    texts = {"train": _training_texts(trained_on, parts_dir), "eval": [eval_path]}
 
     record: dict[str, object] = {"settings": settings}
     write_file(out_dir / "corpus.json", write_json(record))
     vocab_path = _vocabulary(wanted, out_dir, texts["train"], workers)
-    digests_of_parts = (part.sha256 for part in (*cleaned.train, *cleaned.held_out))
     corpus = {
         "recipe": RECIPE,
-        "text_sha256": _digest(*digests_of_parts),
+        "text_sha256": _digest(*(part.sha256 for part in (*cleaned.train, *cleaned.held_out))),
         "files": str(len(files)),
         "documents": str(documents["train"]),
         "held_out_documents": str(documents["eval"]),
@@ -156,7 +157,8 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
     )
     record |= {"rules": asdict(rules), "documents": documents, "characters": characters}
     write_file(out_dir / "corpus.json", write_json(record))
-    print("documents: " + ", ".join(f"{count:,} {name}" for name, count in documents.items()))
+    counts = (f"{count:,} {name}" for name, count in documents.items() if count)
+    print(f"documents: {', '.join(counts)}")
     return True
 
 
@@ -269,10 +271,11 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
 
 
 class Part(NamedTuple):
-    """A file of cleaned text, in which each section of a document counts as a document."""
+    """A file of cleaned text. `documents` counts the documents that begin in it."""
 
     file: str
     documents: int
+    sections: int
     num_bytes: int
     sha256: str
 
@@ -282,9 +285,9 @@ class Cleaned(NamedTuple):
 
     `num_chars` counts the characters that are kept. `left_out` counts the characters that are left
     out for each reason. `lowest` has [digest, number of sections, bytes] for each held-out document
-    and for the documents with the next higher digests of each job. `different` has the lowest
-    distinct digests of each job, which show whether most documents are copies. `one_sentence`
-    counts the documents that have a single sentence.
+    and for the documents with the next higher digests of each job, in the order of the text.
+    `different` has the lowest distinct digests of each job, which show whether most documents are
+    copies. `one_sentence` counts the documents whose first section has a single sentence.
     """
 
     train: list[Part]
@@ -304,10 +307,10 @@ def _clean_all(
 ) -> tuple[Path, Cleaned]:
     """Clean all files and split their documents into training and held-out text.
 
-    Returns the directory of the resulting parts, which depends on the text, the rules and the
-    share, and the results of all jobs together.
+    Returns the directory of the resulting parts, which depends on the text, the rules, the share
+    and the form of the records, and the results of all jobs together.
     """
-    parts_dir = text_dir / _digest(text, str(rules), str(share))[:16]
+    parts_dir = text_dir / _digest(text, str(rules), str(share), *Part._fields)[:16]
     make_directory(parts_dir)
     jobs = plan_jobs(files, rules)
     found = run_with_progress(
@@ -390,16 +393,17 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
             continue
         text = "".join(sentence + "\n" for sentence in sentences)
         num_chars += len(text)
-        one_sentence += len(sentences) == 1
+        one_sentence += opens and len(sentences) == 1
         if opens:
             documents.append([digest_of(text), 0, 0])
             to = held_out if documents[-1][0] < share * 2**64 else train
         documents[-1][1] += 1
         documents[-1][2] += len(text.encode()) + 1
-        to.add(text)
+        to.add(text, opens=opens)
         opens = False
     num_held_out = sum(digest < share * 2**64 for digest, _, _ in documents)
-    lowest = sorted(documents)[: num_held_out + WANTED_HELD_OUT]
+    highest = sorted(documents)[: num_held_out + WANTED_HELD_OUT][-1:]
+    lowest = [each for each in documents if each <= highest[0]]
     different = sorted({digest for digest, _, _ in documents})[:MIN_DIFFERENT]
     parts = train.finish(), held_out.finish()
     made = Cleaned(*parts, num_chars, left_out, lowest, different, one_sentence)
@@ -408,45 +412,46 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
 
 
 class _PartWriter:
-    """A writer of documents to files of about MAX_PART_BYTES bytes, with the name prefix `stem`."""
+    """A writer of sections to files of about MAX_PART_BYTES bytes, with the name prefix `stem`."""
 
     def __init__(self, stem: Path) -> None:
         self._stem = stem
         self._parts: list[Part] = []
-        self._documents: list[bytes] = []
-        self._num_bytes = 0
+        self._sections: list[bytes] = []
+        self._documents = self._num_bytes = 0
 
-    def add(self, document: str) -> None:
-        """Add a document, which is given as lines of one sentence each."""
+    def add(self, section: str, *, opens: bool) -> None:
+        """Add a section, which is given as lines of one sentence each."""
         if self._num_bytes > MAX_PART_BYTES:
             self.finish()
-        self._documents.append(document.encode())
-        self._num_bytes += len(self._documents[-1]) + 1
+        self._sections.append(section.encode())
+        self._documents += opens
+        self._num_bytes += len(self._sections[-1]) + 1
 
     def finish(self) -> list[Part]:
-        """Write the remaining documents and return all parts that were written."""
-        if self._documents:
+        """Write the remaining sections and return all parts that were written."""
+        if self._sections:
             path = self._stem.with_name(f"{self._stem.name}-{len(self._parts):03d}.txt")
-            contents = b"\n".join(self._documents)
+            contents = b"\n".join(self._sections)
             write_file(path, contents)
-            digest = hashlib.sha256(contents).hexdigest()
-            self._parts.append(Part(path.name, len(self._documents), len(contents), digest))
-            self._documents, self._num_bytes = [], 0
+            counts = self._documents, len(self._sections), len(contents)
+            self._parts.append(Part(path.name, *counts, hashlib.sha256(contents).hexdigest()))
+            self._sections, self._documents, self._num_bytes = [], 0, 0
         return self._parts
 
 
 def num_documents(parts: Iterable[Part]) -> int:
-    """Return the number of documents in all given parts."""
+    """Return the number of documents that begin in the given parts."""
     return sum(part.documents for part in parts)
 
 
-def _training_texts(cleaned: Cleaned, parts_dir: Path) -> list[Path]:
+def _training_texts(parts: Sequence[Part], parts_dir: Path) -> list[Path]:
     """Return the files of the training text.
 
-    Parts with too few documents are joined into one more file.
+    Parts with too few sections are joined into one more file.
     """
-    large = [part for part in cleaned.train if part.documents >= MIN_DOCUMENTS]
-    small = [part for part in cleaned.train if part.documents < MIN_DOCUMENTS]
+    large = [part for part in parts if part.sections >= MIN_DOCUMENTS]
+    small = [part for part in parts if part.sections < MIN_DOCUMENTS]
     if small and len(small) < MIN_DOCUMENTS and large:
         small.append(large.pop())
     paths = [parts_dir / part.file for part in large]
@@ -476,13 +481,13 @@ def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], wor
     return path
 
 
-def _check_documents(
-    wanted: CorpusRequest, rules: Rules, cleaned: Cleaned, documents: dict[str, int]
-) -> None:
-    """Raise DataError if a model cannot learn from the documents, with advice in the message."""
-    parts = [*cleaned.train, *cleaned.held_out]
-    number = num_documents(parts)
-    problem = f"has {number:,} documents"
+def _check_documents(wanted: CorpusRequest, cleaned: Cleaned, of_smaller_set: int) -> None:
+    """Raise DataError if a model cannot learn from the documents, with advice in the message.
+
+    `of_smaller_set` is the number of sections in the smaller one of the two sets.
+    """
+    number = num_documents([*cleaned.train, *cleaned.held_out])
+    problem = f"has {number:,} document{'' if number == 1 else 's'}"
     if number == 0:
         reasons = ", ".join(f"{name} {count:,}" for name, count in cleaned.left_out.items())
         problem += f" after cleaning (characters left out: {reasons or 0})"
@@ -491,11 +496,11 @@ def _check_documents(
     if number >= MIN_DIFFERENT > len(cleaned.different):
         problem += f", but only {len(cleaned.different)} of them differ, because others are copies"
         raise DataError(str(wanted.source), problem, "pass documents that differ from each other")
-    if min(documents["train"], documents["eval"]) < MIN_DOCUMENTS:
-        by_line = rules.documents == "empty-line"
-        problem += f" of {cleaned.num_chars:,} characters, but {MIN_DIFFERENT} are needed"
-        remedy = "separate documents by an empty line" if by_line else "try --documents empty-line"
-        raise DataError(str(wanted.source), problem, f"{remedy}, or pass more documents")
+    if number < MIN_DIFFERENT or of_smaller_set < MIN_DOCUMENTS:
+        needed = MIN_DIFFERENT if number < MIN_DIFFERENT else "more"
+        problem += f" of {cleaned.num_chars:,} characters, but {needed} are needed"
+        remedy = "pass more documents, or separate documents of plain text by an empty line"
+        raise DataError(str(wanted.source), problem, f"{remedy} (--documents empty-line)")
     if wanted.settings.segments == "single":
         return
     share = cleaned.one_sentence / number
@@ -532,10 +537,10 @@ def fitting_share(cleaned: Cleaned, share: float) -> float:
     """
     parts = [*cleaned.train, *cleaned.held_out]
     max_bytes = MAX_HELD_OUT * share * sum(part.num_bytes for part in parts)
-    wanted = max(MIN_DOCUMENTS, min(WANTED_HELD_OUT, num_documents(parts) // 8))
+    wanted = max(MIN_DOCUMENTS, min(WANTED_HELD_OUT, sum(part.sections for part in parts) // 8))
 
     def held_out() -> tuple[int, int]:
-        """Return the number of documents and of bytes that the current share holds out."""
+        """Return the number of sections and of bytes that the current share holds out."""
         low = [each for each in cleaned.lowest if each[0] < share * 2**64]
         return sum(count for _, count, _ in low), sum(size for _, _, size in low)
 
@@ -546,22 +551,25 @@ def fitting_share(cleaned: Cleaned, share: float) -> float:
     return share
 
 
-def choose_held_out(paths: Iterable[Path]) -> list[str]:
-    """Return the documents of the held-out set.
+def choose_held_out(cleaned: Cleaned, share: float, parts_dir: Path) -> tuple[list[str], int]:
+    """Return the sections of the held-out set, and the number of documents they belong to.
 
-    These are the distinct documents with the lowest digests, about EVAL_BYTES in total.
+    These are the distinct sections with the lowest digests, about EVAL_BYTES in total.
     """
-    kept: list[tuple[int, str]] = []
-    for path in paths:
-        found = {(digest_of(document), document) for document in documents_of(path)}
-        candidates = sorted(found.union(kept))
-        kept, num_chars = [], 0
-        for digest, document in candidates:
-            num_chars += len(document)
+    counts = [count for digest, count, _ in cleaned.lowest if digest < share * 2**64]
+    document_of = (number for number, count in enumerate(counts) for _ in range(count))
+    kept: dict[tuple[int, str], int] = {}
+    for part in cleaned.held_out:
+        for section in documents_of(parts_dir / part.file):
+            kept.setdefault((digest_of(section), section), next(document_of))
+        candidates = sorted(kept.items())
+        kept, num_chars = {}, 0
+        for key, document in candidates:
+            num_chars += len(key[1])
             if kept and num_chars > EVAL_BYTES:
                 break
-            kept.append((digest, document))
-    return [document for _, document in kept]
+            kept[key] = document
+    return [section for _, section in kept], len(set(kept.values()))
 
 
 # Print --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ outputs the most frequent label among the set's [MASK] inputs.
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,7 @@ from mlperf_bert.data.index import (
 from mlperf_bert.data.set_checks import SHARD_REMEDY
 from mlperf_bert.data.shards import Shard, ShardArrays
 from mlperf_bert.errors import ConfigError, DataError
-from mlperf_bert.files import (
-    file_size,
-    make_directory,
-    remove_temporaries,
-    write_file,
-)
+from mlperf_bert.files import file_digest, file_size, make_directory, remove_temporaries, write_file
 from mlperf_bert.prepare.contents import (
     Tally,
     baseline_of,
@@ -59,6 +54,7 @@ from mlperf_bert.prepare.documents import (
 )
 from mlperf_bert.prepare.examples import add_pass, make_examples, pick_evenly
 from mlperf_bert.prepare.pool import run_with_progress
+from mlperf_bert.prepare.verify import verify
 from mlperf_bert.prepare.whole_sequences import make_sequences
 from mlperf_bert.vocabulary.any_vocabulary import (
     AnyVocabulary,
@@ -165,7 +161,7 @@ def make_set(
     quiet: bool,
     words: tuple[str, str] = ("prepared", "texts"),
 ) -> Manifest:
-    """Write the unfinished shards of a set and then its index, and return the set's manifest.
+    """Write the unfinished shards of a set and then its index, and run `verify`'s fast check.
 
     Args:
         jobs: one job per shard, from `shard_jobs`.
@@ -178,8 +174,9 @@ def make_set(
         quiet: whether to print no progress.
         words: verb and noun for the progress lines (see `count_bytes`).
 
-    Raises DataError for the same reasons as `make`, if a shard was finished with other settings, or
-    if more than half of the tokens are [UNK].
+    Returns the set's manifest. Raises DataError for the same reasons as `make`, if a shard was
+    finished with other settings, if more than half of the tokens are [UNK], or if the check fails,
+    for example because two texts are equal.
     """
     out_dir, settings = jobs[0].shard_path.parents[1], jobs[0].settings
     sizes = [file_size(job.text_path, "use a readable file") for job in jobs]
@@ -207,7 +204,9 @@ def make_set(
     lengths, masked_counts = read_counts(out_dir, entries)
     if with_baseline:
         manifest = replace(manifest, baseline=measure_baseline(out_dir, manifest))
-    return write_index(out_dir, manifest, lengths, masked_counts)
+    manifest = write_index(out_dir, manifest, lengths, masked_counts)
+    verify(out_dir, full=False, workers=1, quiet=True).raise_if_wrong()
+    return manifest
 
 
 def check_settings(settings: ShardSettings, workers: int, num_texts: int) -> None:
@@ -291,8 +290,7 @@ def manifest_of(
 def measure_baseline(set_dir: Path, manifest: Manifest) -> Baseline:
     """Measure the context-free baseline over the whole set.
 
-    `mask_only_accuracy` counts [MASK] inputs only. Raises DataError if a shard has invalid samples,
-    which an earlier attempt may have left.
+    `mask_only_accuracy` counts [MASK] inputs only. Raises DataError if a shard has invalid samples.
     """
     tally, label_counts = Tally(), np.zeros(manifest.vocab_size, dtype=np.int64)
     for entry in manifest.shards:
@@ -378,10 +376,10 @@ def _make_examples(
 
 
 def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
-    """Return True if the shard of a job is complete.
+    """Return True if the shard of a job is complete and undamaged.
 
-    If `source_sha256` is None, the function does not compare the digest of the shard's text. Raises
-    DataError if the shard was finished with another text or other settings.
+    If `source_sha256` is None, the function compares no digests. Raises DataError if the shard was
+    finished with another text or other settings.
     """
     if not sidecar_path(job.shard_path).exists():
         return False
@@ -389,18 +387,18 @@ def is_finished(job: ShardJob, source_sha256: str | None) -> bool:
         sidecar = read_sidecar(job.shard_path)
     except DataError:
         return False  # With a damaged sidecar, the shard must be made again.
-    names = [field.name for field in fields(job.settings)]
-    pairs = {
-        f"setting {name}": (getattr(sidecar.settings, name), getattr(job.settings, name))
-        for name in names
-    }
+    found, wanted = asdict(sidecar.settings), asdict(job.settings)
+    pairs = {f"setting {name}": (found[name], wanted[name]) for name in wanted}
     pairs["text sha256"] = (sidecar.source_sha256, source_sha256 or sidecar.source_sha256)
     for name, (before, now) in pairs.items():
         if before != now:
             problem = f"was built with {name} = {before} instead of {now}"
             remedy = "use a new directory, or delete the old set"
             raise DataError(str(job.shard_path), problem, remedy)
-    return job.shard_path.is_file() and job.shard_path.stat().st_size == sidecar.shard_bytes
+    path = job.shard_path
+    if not path.is_file() or path.stat().st_size != sidecar.shard_bytes:
+        return False
+    return source_sha256 is None or file_digest(path, SHARD_REMEDY) == sidecar.shard_sha256
 
 
 def write_shard(

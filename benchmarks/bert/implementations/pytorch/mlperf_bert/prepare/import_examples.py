@@ -36,7 +36,6 @@ from mlperf_bert.prepare.contents import (
     check_unknown,
 )
 from mlperf_bert.prepare.examples import joined
-from mlperf_bert.prepare.verify import verify
 from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, token_dtype
 
 REMEDY = "use the vocabulary and limits of the original examples, or download the file again"
@@ -158,11 +157,11 @@ def import_set(
     workers: int,
     quiet: bool = False,
 ) -> Manifest:
-    """Create or complete the prepared set `out_dir` from HDF5 files, and check it.
+    """Create or complete the prepared set `out_dir` from HDF5 files, and return its manifest.
 
     The function works like `prepare_text`, except that `settings` and `vocab_path` are the limits
-    and the vocabulary with which the examples were made. At the end, it runs the fast check of
-    `verify`. Raises ConfigError or DataError for unsuitable arguments or files.
+    and the vocabulary with which the examples were made. Raises ConfigError or DataError for
+    unsuitable arguments or files.
     """
     if vocab_path.suffix == ".json":
         problem = f"{vocab_path} is not a word-piece vocabulary"
@@ -171,7 +170,7 @@ def import_set(
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(files))
     jobs = shard_jobs(files, vocab_path, out_dir, settings)
-    manifest = make_set(
+    return make_set(
         jobs,
         import_shard,
         vocabulary,
@@ -181,8 +180,6 @@ def import_set(
         quiet=quiet,
         words=("imported", "files"),
     )
-    verify(out_dir, full=False, workers=1, quiet=True).raise_if_wrong()
-    return manifest
 
 
 def import_shard(job: ShardJob) -> Tally:
