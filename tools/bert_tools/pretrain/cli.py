@@ -291,8 +291,7 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
                 load_weights(model, Path(config.run.init_checkpoint), digest)
             untrained = evaluator(model).mlm_accuracy
         except CheckpointError as error:  # they were moved, or the path is of another directory
-            where, problem, _ = error.args
-            say(f"{where}: {problem}, so the accuracy before training is not known")
+            say(f"{error.args[0]}: {error.args[1]}, so the accuracy before training is not known")
         state = load_weights(model, checkpoints, digest)
         baseline = index.manifest.baseline
         found.append(

@@ -21,7 +21,7 @@ from mlperf_bert.errors import DataError
 from mlperf_bert.files import in_brief, parse_json_object, read_json, read_regular_file, reading
 
 _REMEDY = "pass a question set in the JSON format of SQuAD v2.0"
-_REMEDY_ANSWERS = 'pass a JSON object with an answer for the id of every question, "" for no answer'
+_ANSWERS = 'pass a JSON object with an answer for the id of every question, "" for no answer'
 _MAX_BYTES = 2**30  # the training set of SQuAD v2.0 has 42 MB
 
 
@@ -142,11 +142,10 @@ def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
     Raises DataError if the file is missing, is not a JSON object of texts, or has no answer for one
     of the questions.
     """
-    remedy = _REMEDY_ANSWERS
-    values = read_json(path, missing="is missing", remedy=remedy, max_bytes=_MAX_BYTES)
+    values = read_json(path, missing="is missing", remedy=_ANSWERS, max_bytes=_MAX_BYTES)
     missing = [each.id for each in questions if not isinstance(values.get(each.id), str)]
     if missing:
         problem = f"contains no answer to {len(missing):,} of {len(questions):,} questions"
         problem += f", such as {in_brief(missing[0])}"
-        raise DataError(str(path), problem, remedy)
+        raise DataError(str(path), problem, _ANSWERS)
     return values
