@@ -173,7 +173,8 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
     The number is OMP_NUM_THREADS if that variable is set, except under torchrun, which sets it to 1
     by itself. Otherwise, in an srun step, the number is SLURM_CPUS_PER_TASK if that is set. In all
     other cases, it is the number of cores that this process may use. The ranks on the node share
-    these cores, unless the launcher has bound each rank to cores of its own. Raises ConfigError if a variable is not a number above zero.
+    these cores, unless the launcher has bound each rank to cores of its own. Raises ConfigError if
+    a variable is not a number above zero.
     """
     import torch
 
