@@ -120,8 +120,9 @@ def table():
     for name, rows in ways.items():
         seeds = ", ".join(f"{each.mean():.3f}" for each in rows) if len(rows) > 1 else ""
         print(f"| {name} | {in_words(interval(means[name], document))} | {seeds} |")
-    first, _, words = means.values()
-    print(f"| trained model minus bag of words | {in_words(interval(first - words, document))} | |")
+    first, before, words = means.values()
+    for name, other in (("untrained model", before), ("bag of words", words)):
+        print(f"| trained model minus {name} | {in_words(interval(first - other, document))} | |")
     counts = np.bincount(document)
     pairs = (counts * (counts - 1)).sum() / (len(document) * (len(document) - 1))
     print(f"| chance | {pairs:.3f} | |")
