@@ -39,9 +39,21 @@ def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path, studied):
 
     config = load_config(study / "best.toml")
     assert config.optim.learning_rate == given[best_name]
-    assert (config.run.seed, config.run.max_steps) == (11, 20)  # as in the config that was given
+    assert config.run.seed == 11  # as in the config that was given
+    assert config.run.max_steps == 40  # those of the trials, which are twice those of the config
     comments = [line for line in (study / "best.toml").read_text().split("\n") if line[:1] == "#"]
     assert "trial" in comments[0] and "tiny.toml" in comments[1]
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(608, 76), (128, 20)])
+def test_the_best_config_trains_at_least_as_long_as_a_trial(tmp_path, studied, samples, steps):
+    """A quarter of the batch needs four times the steps."""
+    space = tmp_path / "batches.toml"
+    space.write_text('[[parameter]]\nkey = "parallel.local_batch_size"\nchoices = [8]\n')
+    more = ("--set", "eval.target_accuracy=0.1")
+    studied(space=space, trials=1, samples=samples, more=more)
+    best = load_config(tmp_path / "study" / "best.toml")
+    assert (best.parallel.local_batch_size, best.run.max_steps) == (8, steps)
 
 
 def test_a_miss_is_called_one(tmp_path, study_words, capsys):

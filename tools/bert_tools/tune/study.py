@@ -289,8 +289,13 @@ def write_results(directory: Path, study: "Study", settings: StudySettings) -> d
             "samples": ending.samples,
             "seconds": ending.seconds,
         }
-        # Seed, run length and checkpoints are those of the given config, not those of the trials.
-        tuned = config_from_tables(with_values(settings.config, drawn), "best")
+        # Seed and checkpoints are those of the given config, not those of the trials.
+        tables = with_values(settings.config, drawn)
+        tuned = config_from_tables(tables, "best")
+        steps = -(-settings.most_samples // tuned.parallel.global_batch_size)
+        if tuned.max_steps < steps:  # Otherwise the run could end before the trial's last step.
+            tables["run"]["max_steps"] = steps
+            tuned = config_from_tables(tables, "best")
         lines = (
             f"Found by mlperf_bert tune in trial {best.number}: "
             f"{in_words(best, settings.objective)} to accuracy {settings.target:g} with seed "
