@@ -162,8 +162,12 @@ def _files(
     If `run_dir` is given, raises ConfigError if a run cannot start there or its disk is too small.
     """
     paths = RunPaths(run_dir or Path("RUN_DIR"), 0)
-    if run_dir is not None:
-        there = _free_directory(paths)
+    there = next(each for each in (paths.root, *paths.root.absolute().parents) if is_there(each))
+    if run_dir is not None and not there.is_dir():
+        raise ConfigError("--run-dir", f"{there} is not a directory", "use another directory")
+    if run_dir is not None and paths.exists:
+        remedy = "use a new directory, or resume the run with --resume auto"
+        raise ConfigError("--run-dir", f"{run_dir} already has run 0", remedy)
     if info.rank == 0:
         own = "config.toml, environment.json, vocabulary, stdout.log, metrics.jsonl, outcome.json"
         yield f"files: {paths.mlperf_log}, and in {paths.run}: {own}"
@@ -183,20 +187,6 @@ def _files(
     if free < needed:
         problem = f"checkpoints need up to {_gib(needed)}, but the disk of {there} has {_gib(free)}"
         raise ConfigError("--run-dir", problem, "free some space, or use another disk")
-
-
-def _free_directory(paths: RunPaths) -> Path:
-    """Return the run directory, or the closest parent that exists.
-
-    Raises ConfigError if this is not a directory, or if the run directory already has a run.
-    """
-    there = next(each for each in (paths.root, *paths.root.absolute().parents) if is_there(each))
-    if not there.is_dir():
-        raise ConfigError("--run-dir", f"{there} is not a directory", "use another directory")
-    if paths.exists:
-        remedy = "use a new directory, or resume the run with --resume auto"
-        raise ConfigError("--run-dir", f"{paths.root} already has run 0", remedy)
-    return there
 
 
 def _gib(count: int) -> str:
