@@ -253,9 +253,7 @@ def best_trial(study: "Study", objective: Objective) -> "FrozenTrial | None":
     If several trials have the lowest value, the first of them is returned.
     """
     reached = [each for each in ended_trials(study) if ending_of(each).how == "reached"]
-    return min(
-        reached, key=lambda each: (ending_of(each).value(objective), each.number), default=None
-    )
+    return min(reached, key=lambda each: ending_of(each).value(objective), default=None)
 
 
 def in_words(trial: "FrozenTrial", objective: Objective) -> str:
