@@ -124,6 +124,29 @@ def test_a_trainer_that_cannot_work_ends_the_search(studied):
     assert "stopped with an error: " in error and "dataset.json" in error
 
 
+def test_values_that_only_the_trainer_rejects(tmp_path, studied):
+    """Such a trial ends, so that the study goes on. At its start, the command may be wrong."""
+    space = tmp_path / "batches.toml"
+    options = {"space": space, "more": ("--set", "eval.target_accuracy=0.1")}
+    parameter = '[[parameter]]\nkey = "parallel.local_batch_size"\nchoices = {}\n'
+    space.write_text(parameter.format([32]))
+    assert "batch too large" in studied("small", status=2, **options)
+    assert studied("small", trials=2, status=3, **options)["trials"]["refused"] == 2
+
+    space.write_text(parameter.format([16, 32]) + (tmp_path / "space.toml").read_text())
+    trials = studied("small", study="both", trials=6, **options)["trials"]
+    assert trials["refused"] > 0 and sum(trials.values()) == 6
+
+
+def test_a_mistake_in_the_middle_ends_the_search(studied):
+    """It does not use up all trials that are left."""
+    before = studied(trials=2, status=None)["trials"]
+    assert "no such data" in studied("mistaken", trials=9, status=2)
+    trials = studied(trials=9)["trials"]
+    assert trials["refused"] == 3 and trials["reached"] >= before["reached"]
+    assert sum(trials.values()) == 9
+
+
 def test_mistakes_are_one_line(tmp_path, studied):
     for options, named in (
         ({"trials": 0}, "--trials"),

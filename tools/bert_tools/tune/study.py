@@ -351,7 +351,7 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
     """Train in a run directory, and report each evaluation to the trial.
 
     Stops the training early if the study prunes the trial. Raises ConfigError if the trainer cannot
-    be started, or if it rejects its options.
+    be started, or if it rejects its options for another reason than the trial's values.
     """
     process = _start_training(config, settings, folder)
     run, seen, is_hopeless = folder / "run_0", 0, False
@@ -373,15 +373,7 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
             samples, accuracy = curve[seen - 1]
             why = f"stopped after {samples:,} samples at {accuracy:.4f}, as it was unlikely to win"
             return Ending(how="pruned", why=why, samples=samples)
-        text = (folder / LOG).read_bytes()[-4096:].decode("utf-8", "replace").strip()
-        last_line = text.splitlines()[-1] if text else "nothing was printed"
-        if status == MISTAKE:
-            problem = f"`train` stopped with an error: {one_line(last_line)}"
-            remedy = (
-                f"fix the cause, and run the same command again to continue (see {folder / LOG})"
-            )
-            raise ConfigError("tune", problem, remedy)
-        return Ending(how="failed", why=f"training exited with status {status}: {last_line}")
+        return _failure(trial, status, folder / LOG)
     try:  # The training ended by itself, even if it was told to stop in the meantime.
         outcome, curve = read_outcome(run / "outcome.json"), read_curve(run)
     except UserError as error:
@@ -398,6 +390,27 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
         trial.report(1 - target, number)  # The median counts it as staying at the target.
     why = f"reached {target:g} after {reached:,} samples and {seconds:.1f} s"
     return Ending(how="reached", why=why, samples=reached, seconds=seconds)
+
+
+def _failure(trial: "Trial", status: int, log: Path) -> Ending:
+    """Return the result of a training that exited with an error.
+
+    If `train` rejected its options, this is due to the trial's values if one of the last trials was
+    trained, or if an earlier trial had the same values. Otherwise raises ConfigError, because the
+    command may be wrong.
+    """
+    text = log.read_bytes()[-4096:].decode("utf-8", "replace").strip()
+    last_line = text.splitlines()[-1] if text else "nothing was printed"
+    if status != MISTAKE:
+        return Ending(how="failed", why=f"training exited with status {status}: {last_line}")
+    problem = f"`train` stopped with an error: {one_line(last_line)}"
+    given = [each.user_attrs.get(_SETTINGS) for each in trial.study.get_trials(deepcopy=False)]
+    last = ended_trials(trial.study)[-MOST_FAILURES:]
+    is_trained = any(ending_of(each).how != "refused" for each in last)
+    if is_trained or given.count(trial.user_attrs[_SETTINGS]) > 1:
+        return Ending(how="refused", why=f"refused: {problem}")
+    remedy = f"fix the cause, and run the same command again to continue (see {log})"
+    raise ConfigError("tune", problem, remedy)
 
 
 def read_curve(run: Path) -> tuple[tuple[int, float], ...]:
