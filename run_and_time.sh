@@ -29,7 +29,7 @@
 #            before the first run, and the runs read the copy.          [DATADIR is read in place]
 #   LOGDIR   run directory to create                                    [runs/<utc>-<config>, or runs/<job>-<config>]
 #   NEXP     number of runs                                             [1]
-#   SEED     seed of the first run. Each further run adds 1.            [drawn at random]
+#   SEED     seed of the first run. Each further run adds 1.            [run.seed of CONFIG, drawn if that is random]
 #   PYTHON   interpreter that has the package                           [.venv/bin/python, made at first use]
 #   RESUME   auto resumes the runs in LOGDIR, or starts them. A directory resumes from the checkpoint in it.
 #                                                                       [none; auto in a requeued SLURM job]
@@ -92,6 +92,17 @@ for ((i = 0; i < $#; i++)); do
     --init-checkpoint) INIT_CHECKPOINT=${options[i + 1]:-} ;;
     --init-checkpoint=*) INIT_CHECKPOINT=${options[i]#--init-checkpoint=} ;;
     esac
+done
+for each in ${options[@]+"${options[@]}"}; do
+    case $each in
+    --config | --config=*) instead=CONFIG ;;
+    --data | --data=*) instead=DATADIR ;;
+    --run-dir | --run-dir=*) instead=LOGDIR ;;
+    --run-index | --run-index=*) instead=NEXP ;;
+    run.seed[=\ ]* | --set=run.seed[=\ ]*) instead=SEED ;;
+    *) continue ;;
+    esac
+    fail "'$each' cannot follow --, because the script sets it for each run; set $instead before the command instead"
 done
 [[ $NEXP =~ ^[1-9][0-9]*$ ]] || fail "NEXP: '$NEXP' is not a positive integer; set it to the number of runs"
 [ "${TIMED_NEXP:-$NEXP}" = "$NEXP" ] ||

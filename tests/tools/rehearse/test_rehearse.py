@@ -80,6 +80,9 @@ FAULTS = {
     "--data nowhere": "so nowhere/train is not a prepared set",
     "--set data.loader=mpi_readers": "data.loader: needs ",
     "--run-dir {run}": "already has run 0",
+    "--run-dir {run} --set checkpoint.interval_steps=never": "already has run 0",
+    "--run-dir {run}/result_0.txt": "result_0.txt is not a directory",
+    "--run-dir {run}/result_0.txt/new/run": "result_0.txt is not a directory",
 }
 
 

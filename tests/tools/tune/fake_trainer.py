@@ -5,7 +5,7 @@ AdamW and 2e-2 for LAMB; accuracy after evaluation k is min(1, quality * k / 10)
 reaches 0.5 at the fifth one. MODE: `quick`; `patient`: of quality 1 in the directories of trials
 0 to 3, of quality 0.05 in others, where it waits for SIGTERM, after which trial 5 reaches the
 target all the same; `stuck`: always waits; `diverges`: ends after the first evaluation; `fails`:
-status 1; `mistaken`: status 2.
+status 1; `mistaken`: status 2; `small`: status 2 for a batch of more than 16.
 """
 
 import json
@@ -32,8 +32,9 @@ def main(mode, options):
     if mode == "fails":
         print("out of memory")
         return 1
-    if mode == "mistaken":
-        print("mlperf_bert: error: no such data", flush=True)
+    if mode == "mistaken" or (mode == "small" and config["parallel"]["local_batch_size"] > 16):
+        problem = "no such data" if mode == "mistaken" else "batch too large"
+        print(f"mlperf_bert: error: {problem}", flush=True)
         return 2
     run = root / "run_0"
     run.mkdir()

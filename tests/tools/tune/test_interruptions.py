@@ -1,11 +1,13 @@
 """A study survives signals, kills and torn files; nothing that finished is lost."""
 
+import errno
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 from test_study import rates
 
 
@@ -61,6 +63,25 @@ def test_it_goes_on_as_if_nothing_had_happened(tmp_path, study_words, studied):
     assert finished.items() <= rates(study).items()
     again = [rates(study)[f"trial_{number:05d}"] for number in (2, 3, 4)]
     assert len(set(again)) == 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_result_that_the_study_was_not_told(studied, monkeypatch, number):
+    """The disk was full between two records of a trial. The trial counts once, by its result."""
+    from optuna import Study
+
+    expected = studied(study="undisturbed", trials=4)
+    tell = Study.tell
+
+    def full(study, *values, **named):
+        if sum("result" in each.user_attrs for each in study.get_trials()) > number:
+            raise OSError(errno.ENOSPC, "No space left on device", "journal.log")
+        return tell(study, *values, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Study, "tell", full)
+        assert "No space left on device" in studied(trials=4, status=2)
+    assert studied(trials=4) == expected
 
 
 def test_a_study_has_one_owner(tmp_path, study_words, studied):

@@ -97,12 +97,17 @@ def test_integers_as_ends_of_a_number_leave_it_a_number(drawn):
     assert drawn(Middle(0), text) == {"optim.weight_decay": 0.5}
 
 
+def test_conditions_on_the_config(drawn):
+    table = parameter(RATE, low=0.001, high=0.002, when={"optim.name": "adamw"})
+    assert drawn(0, table) == {RATE: 0.001}
+
+
 def test_conditions_choose_the_range(drawn):
     tables = (
         parameter("optim.name", choices=["adamw", "lamb"]),
         parameter(RATE, low=0.001, high=0.002, when={"optim.name": "adamw"}),
         parameter(RATE, low=0.01, high=0.02, when={"optim.name": "lamb"}),
-        parameter("clip.max_norm", low=1.0, high=2.0, when={"clip.policy": "none"}),
+        parameter("clip.max_norm", low=1.0, high=2.0, when={"optim.name": "muon"}),
     )
     assert drawn(0, *tables) == {"optim.name": "adamw", RATE: 0.001}
     assert drawn(1, *tables) == {"optim.name": "lamb", RATE: 0.02}
@@ -139,6 +144,13 @@ MISTAKES = (
     (parameter(BETA, low=0.1, high=0.8) * 2, "two ranges"),
     (parameter("schedule.start_warmup_step", low=-9, high=0, scale="log_below_one"), "one"),
     (parameter("schedule.start_warmup_step", low=1, high=2, of="config"), "above 0"),
+    (parameter(RATE, low=0.5, high=2.0, of="Config"), "unknown of = 'Config'"),
+    (parameter(RATE, low=0.5, high=2.0, of=["config"]), "unknown of = "),
+    (
+        parameter(RATE, low=0.1, high=0.2, when={"optim.name": "lamb"})
+        + parameter("optim.name", choices=["adamw", "lamb"]),
+        "parameter 1: is never searched, because optim.name is never 'lamb'",
+    ),
 )
 
 

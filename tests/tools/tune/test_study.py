@@ -39,9 +39,21 @@ def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path, studied):
 
     config = load_config(study / "best.toml")
     assert config.optim.learning_rate == given[best_name]
-    assert (config.run.seed, config.run.max_steps) == (11, 20)  # as in the config that was given
+    assert config.run.seed == 11  # as in the config that was given
+    assert config.run.max_steps == 40  # those of the trials, which are twice those of the config
     comments = [line for line in (study / "best.toml").read_text().split("\n") if line[:1] == "#"]
     assert "trial" in comments[0] and "tiny.toml" in comments[1]
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(608, 76), (128, 20)])
+def test_the_best_config_trains_at_least_as_long_as_a_trial(tmp_path, studied, samples, steps):
+    """A quarter of the batch needs four times the steps."""
+    space = tmp_path / "batches.toml"
+    space.write_text('[[parameter]]\nkey = "parallel.local_batch_size"\nchoices = [8]\n')
+    more = ("--set", "eval.target_accuracy=0.1")
+    studied(space=space, trials=1, samples=samples, more=more)
+    best = load_config(tmp_path / "study" / "best.toml")
+    assert (best.parallel.local_batch_size, best.run.max_steps) == (8, steps)
 
 
 def test_a_miss_is_called_one(tmp_path, study_words, capsys):
@@ -110,6 +122,29 @@ def test_a_trainer_that_cannot_work_ends_the_search(studied):
     # Without a trainer of one's own it is `mlperf_bert train`, which refuses data that are none.
     error = studied(trainer=None, study="real", status=2)
     assert "stopped with an error: " in error and "dataset.json" in error
+
+
+def test_values_that_only_the_trainer_rejects(tmp_path, studied):
+    """Such a trial ends, so that the study goes on. At its start, the command may be wrong."""
+    space = tmp_path / "batches.toml"
+    options = {"space": space, "more": ("--set", "eval.target_accuracy=0.1")}
+    parameter = '[[parameter]]\nkey = "parallel.local_batch_size"\nchoices = {}\n'
+    space.write_text(parameter.format([32]))
+    assert "batch too large" in studied("small", status=2, **options)
+    assert studied("small", trials=2, status=3, **options)["trials"]["refused"] == 2
+
+    space.write_text(parameter.format([16, 32]) + (tmp_path / "space.toml").read_text())
+    trials = studied("small", study="both", trials=6, **options)["trials"]
+    assert trials["refused"] > 0 and sum(trials.values()) == 6
+
+
+def test_a_mistake_in_the_middle_ends_the_search(studied):
+    """It does not use up all trials that are left."""
+    before = studied(trials=2, status=None)["trials"]
+    assert "no such data" in studied("mistaken", trials=9, status=2)
+    trials = studied(trials=9)["trials"]
+    assert trials["refused"] == 3 and trials["reached"] >= before["reached"]
+    assert sum(trials.values()) == 9
 
 
 def test_mistakes_are_one_line(tmp_path, studied):

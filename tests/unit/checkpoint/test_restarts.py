@@ -29,7 +29,7 @@ esac
 PYTHON = """#!/bin/sh
 echo "$*" >>"${NOTES:-/dev/null}"
 case "$*" in
-*"config get "*) printf '%s\\n' none none open 1 8 ;;
+*"config get "*) printf '%s\\n' none none open 1 8 False ${CONFIG_SEED:-random} ;;
 *compliance_checker*) [ -z "${CHECKER:-}" ] || exec "$CHECKER" "$@" ;;
 *" train "*)
     run=$LOGDIR/run_0 log=$LOGDIR/result_0.txt
@@ -94,6 +94,41 @@ def test_each_run_has_a_seed_of_its_own(run):
     done, asked = run(NEXP="2", TRAINING="mkdir -p $LOGDIR/run_$((attempt - 1))")
     assert done.returncode == 0
     assert [line.split("run.seed=")[1].split()[0] for line in asked] == ["5", "6"]
+
+
+def test_without_a_seed_the_runs_have_those_of_the_config(run, job):
+    """If the config has none either, they are drawn. SEED comes first if both are set."""
+
+    def seeds(name, **more):
+        Path(job["ASKED"]).unlink(missing_ok=True)
+        training = "mkdir -p $LOGDIR/run_$((attempt - 1))"
+        _, asked = run(NEXP="2", TRAINING=training, LOGDIR=f"{job['LOGDIR']}_{name}", **more)
+        return [int(line.split("run.seed=")[1].split()[0]) for line in asked]
+
+    assert seeds("given", CONFIG_SEED="70") == [5, 6]
+    del job["SEED"]
+    assert seeds("config", CONFIG_SEED="70") == [70, 71]
+    first, second = seeds("drawn")
+    assert second not in (first, first + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "variable"),
+    [
+        ("--config cpu_tiny", "CONFIG"),
+        ("--data=elsewhere", "DATADIR"),
+        ("--run-dir elsewhere", "LOGDIR"),
+        ("--run-index 5", "NEXP"),
+        ("--set run.max_steps=3 --set run.seed=5", "SEED"),
+        ("--set=run.seed=5", "SEED"),
+    ],
+)
+def test_options_that_the_script_sets_itself(job, options, variable):
+    command = ["bash", f"{job['TREE']}/run_and_time.sh", "--", *options.split()]
+    done = run_process(*command, **job)
+    assert done.returncode == 2 and not Path(job["ASKED"]).exists()
+    assert " cannot follow --, " in done.stderr and f"; set {variable} before" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_new_run_starts_by_what_is_told_to_one_that_cannot_be_resumed(run, tmp_path):

@@ -14,6 +14,7 @@ from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, add_init_checkpoint, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.files import is_there
 from mlperf_bert.run.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -158,9 +159,15 @@ def _files(
 ) -> Iterator[str]:
     """Describe the files that a rank writes.
 
-    If `run_dir` is given, raises ConfigError if it already has a run, or if its disk is too small.
+    If `run_dir` is given, raises ConfigError if a run cannot start there or its disk is too small.
     """
     paths = RunPaths(run_dir or Path("RUN_DIR"), 0)
+    there = next(each for each in (paths.root, *paths.root.absolute().parents) if is_there(each))
+    if run_dir is not None and not there.is_dir():
+        raise ConfigError("--run-dir", f"{there} is not a directory", "use another directory")
+    if run_dir is not None and paths.exists:
+        remedy = "use a new directory, or resume the run with --resume auto"
+        raise ConfigError("--run-dir", f"{run_dir} already has run 0", remedy)
     if info.rank == 0:
         own = "config.toml, environment.json, vocabulary, stdout.log, metrics.jsonl, outcome.json"
         yield f"files: {paths.mlperf_log}, and in {paths.run}: {own}"
@@ -176,10 +183,6 @@ def _files(
     yield f"checkpoints: {_gib(size)} each in {paths.checkpoints}, of which {written}"
     if run_dir is None:
         return
-    if paths.exists:
-        remedy = "use a new directory, or resume the run with --resume auto"
-        raise ConfigError("--run-dir", f"{run_dir} already has run 0", remedy)
-    there = next(each for each in (run_dir, *run_dir.absolute().parents) if each.is_dir())
     free, needed = shutil.disk_usage(there).free, (config.checkpoint.keep_last + 1) * size
     if free < needed:
         problem = f"checkpoints need up to {_gib(needed)}, but the disk of {there} has {_gib(free)}"

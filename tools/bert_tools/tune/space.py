@@ -72,10 +72,16 @@ def read_space(path: Path, config: RunConfig) -> Space:
     entries = tables.get("parameter")
     if not isinstance(entries, list) or not entries:
         raise ConfigError(str(path), "contains no [[parameter]] tables", _REMEDY)
-    return tuple(
-        _read_parameter(entry, f"{path}: parameter {number}", config)
-        for number, entry in enumerate(entries, 1)
-    )
+    space: list[Parameter] = []
+    for number, entry in enumerate(entries, 1):
+        where = f"{path}: parameter {number}"
+        parameter = _read_parameter(entry, where, config)
+        for key, value in parameter.when:
+            if config_value(config, key) != value and key not in {each.key for each in space}:
+                problem = f"is never searched, because {key} is never {in_brief(value)}"
+                raise ConfigError(where, problem, f"search {key} before it, or change the config")
+        space.append(parameter)
+    return tuple(space)
 
 
 def space_as_json(space: Space) -> list[dict[str, Any]]:
@@ -174,13 +180,14 @@ def _read_range(
         raise ConfigError(
             where, f"unknown scale {in_brief(scale)}", f"use one of {', '.join(_SCALES)}"
         )
-    if entry.get("of", "value") == "config":
+    of = entry.get("of", "value")
+    if of not in ("value", "config"):
+        raise ConfigError(where, f"unknown of = {in_brief(of)}", "use 'config', or remove it")
+    if of == "config":
         own = config_value(config, key)
         if not isinstance(own, int | float) or own <= 0:
             problem = f"is {in_brief(own)} in the config, so its multiples cannot be searched"
-            raise ConfigError(
-                where, problem, "set it above 0 in the config, or remove of = 'config'"
-            )
+            raise ConfigError(where, problem, "set it above 0, or remove of = 'config'")
         low, high = low * own, high * own
         if isinstance(own, int):
             low, high = float(math.floor(low)), float(math.ceil(high))

@@ -132,6 +132,10 @@ class Ending:
     samples: int = 0
     seconds: float = 0.0
 
+    def value(self, objective: Objective) -> float:
+        """Return the number that the study minimizes: samples or seconds."""
+        return self.seconds if objective == "time" else self.samples
+
 
 def with_values(config: RunConfig, values: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
     """Return the config's tables after some of its settings were changed. Raises ConfigError."""
@@ -164,6 +168,8 @@ def open_journal(path: Path) -> "JournalStorage":
 def open_study(directory: Path, settings: StudySettings) -> "Study":
     """Start or continue the study in a directory, and enqueue interrupted trials again.
 
+    If a search stopped after it had stored a trial's result, the study is told this result.
+
     Raises DataError if the study was started with other settings, or if its journal is damaged.
     """
     from optuna import create_study
@@ -193,6 +199,9 @@ def open_study(directory: Path, settings: StudySettings) -> "Study":
         )
     study.set_user_attr(_STUDY, now)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if _ENDING in trial.user_attrs:
+            _tell(study, trial.number, ending_of(trial), settings.objective)
+            continue
         say(f"trial {trial.number} was interrupted and will be repeated")
         study.enqueue_trial(trial.params)
         study.tell(trial.number, state=TrialState.FAIL)
@@ -216,7 +225,7 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
         )
         trial = study.ask()
         ending = _run_trial(study, trial, settings, directory / "trials")
-        best = best_trial(study)
+        best = best_trial(study, settings.objective)
         so_far = "no trial has reached the target so far"
         if best is not None:
             so_far = f"best so far {in_words(best, settings.objective)} (trial {best.number})"
@@ -238,13 +247,13 @@ def ending_of(trial: "FrozenTrial") -> Ending:
     return Ending(**trial.user_attrs[_ENDING])
 
 
-def best_trial(study: "Study") -> "FrozenTrial | None":
+def best_trial(study: "Study", objective: Objective) -> "FrozenTrial | None":
     """Return the trial that reached the target with the lowest objective value, or None.
 
     If several trials have the lowest value, the first of them is returned.
     """
     reached = [each for each in ended_trials(study) if ending_of(each).how == "reached"]
-    return min(reached, key=lambda each: (each.value or 0.0, each.number), default=None)
+    return min(reached, key=lambda each: ending_of(each).value(objective), default=None)
 
 
 def in_words(trial: "FrozenTrial", objective: Objective) -> str:
@@ -258,7 +267,7 @@ def write_results(directory: Path, study: "Study", settings: StudySettings) -> d
 
     Returns the contents of result.json. Raises DataError if a file cannot be written.
     """
-    ended, best = ended_trials(study), best_trial(study)
+    ended, best = ended_trials(study), best_trial(study, settings.objective)
     counts = Counter(ending_of(each).how for each in ended)
     result: dict[str, Any] = {
         "schema_version": RESULT_SCHEMA_VERSION,
@@ -278,8 +287,13 @@ def write_results(directory: Path, study: "Study", settings: StudySettings) -> d
             "samples": ending.samples,
             "seconds": ending.seconds,
         }
-        # Seed, run length and checkpoints are those of the given config, not those of the trials.
-        tuned = config_from_tables(with_values(settings.config, drawn), "best")
+        # Seed and checkpoints are those of the given config, not those of the trials.
+        tables = with_values(settings.config, drawn)
+        tuned = config_from_tables(tables, "best")
+        steps = -(-settings.most_samples // tuned.parallel.global_batch_size)
+        if tuned.max_steps < steps:  # Otherwise the run could end before the trial's last step.
+            tables["run"]["max_steps"] = steps
+            tuned = config_from_tables(tables, "best")
         lines = (
             f"Found by mlperf_bert tune in trial {best.number}: "
             f"{in_words(best, settings.objective)} to accuracy {settings.target:g} with seed "
@@ -309,8 +323,6 @@ def result_in_words(facts: dict[str, Any]) -> str:
 
 def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: Path) -> Ending:
     """Draw values, train with them, and report the training's result to the study."""
-    from optuna.trial import TrialState
-
     drawn = draw(settings.space, trial, settings.config)
     trial.set_user_attr(_SETTINGS, drawn)
     try:
@@ -320,19 +332,26 @@ def _run_trial(study: "Study", trial: "Trial", settings: StudySettings, trials: 
     else:
         ending = _train(trial, config, settings, trials / f"trial_{trial.number:05d}")
     trial.set_user_attr(_ENDING, asdict(ending))
+    _tell(study, trial.number, ending, settings.objective)
+    return ending
+
+
+def _tell(study: "Study", number: int, ending: Ending, objective: Objective) -> None:
+    """Report the result of a trial to the study."""
+    from optuna.trial import TrialState
+
     if ending.how == "reached":
-        study.tell(trial, ending.seconds if settings.objective == "time" else ending.samples)
+        study.tell(number, ending.value(objective))
     else:
         is_failure = ending.how == "failed"
-        study.tell(trial, state=TrialState.FAIL if is_failure else TrialState.PRUNED)
-    return ending
+        study.tell(number, state=TrialState.FAIL if is_failure else TrialState.PRUNED)
 
 
 def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: Path) -> Ending:
     """Train in a run directory, and report each evaluation to the trial.
 
     Stops the training early if the study prunes the trial. Raises ConfigError if the trainer cannot
-    be started, or if it rejects its options.
+    be started, or if it rejects its options for another reason than the trial's values.
     """
     process = _start_training(config, settings, folder)
     run, seen, is_hopeless = folder / "run_0", 0, False
@@ -354,15 +373,7 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
             samples, accuracy = curve[seen - 1]
             why = f"stopped after {samples:,} samples at {accuracy:.4f}, as it was unlikely to win"
             return Ending(how="pruned", why=why, samples=samples)
-        text = (folder / LOG).read_bytes()[-4096:].decode("utf-8", "replace").strip()
-        last_line = text.splitlines()[-1] if text else "nothing was printed"
-        if status == MISTAKE:
-            problem = f"`train` stopped with an error: {one_line(last_line)}"
-            remedy = (
-                f"fix the cause, and run the same command again to continue (see {folder / LOG})"
-            )
-            raise ConfigError("tune", problem, remedy)
-        return Ending(how="failed", why=f"training exited with status {status}: {last_line}")
+        return _failure(trial, status, folder / LOG)
     try:  # The training ended by itself, even if it was told to stop in the meantime.
         outcome, curve = read_outcome(run / "outcome.json"), read_curve(run)
     except UserError as error:
@@ -379,6 +390,27 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
         trial.report(1 - target, number)  # The median counts it as staying at the target.
     why = f"reached {target:g} after {reached:,} samples and {seconds:.1f} s"
     return Ending(how="reached", why=why, samples=reached, seconds=seconds)
+
+
+def _failure(trial: "Trial", status: int, log: Path) -> Ending:
+    """Return the result of a training that exited with an error.
+
+    If `train` rejected its options, this is due to the trial's values if one of the last trials was
+    trained, or if an earlier trial had the same values. Otherwise raises ConfigError, because the
+    command may be wrong.
+    """
+    text = log.read_bytes()[-4096:].decode("utf-8", "replace").strip()
+    last_line = text.splitlines()[-1] if text else "nothing was printed"
+    if status != MISTAKE:
+        return Ending(how="failed", why=f"training exited with status {status}: {last_line}")
+    problem = f"`train` stopped with an error: {one_line(last_line)}"
+    given = [each.user_attrs.get(_SETTINGS) for each in trial.study.get_trials(deepcopy=False)]
+    last = ended_trials(trial.study)[-MOST_FAILURES:]
+    is_trained = any(ending_of(each).how != "refused" for each in last)
+    if is_trained or given.count(trial.user_attrs[_SETTINGS]) > 1:
+        return Ending(how="refused", why=f"refused: {problem}")
+    remedy = f"fix the cause, and run the same command again to continue (see {log})"
+    raise ConfigError("tune", problem, remedy)
 
 
 def read_curve(run: Path) -> tuple[tuple[int, float], ...]:

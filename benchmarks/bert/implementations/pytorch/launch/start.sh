@@ -17,8 +17,9 @@ test_network() { # an all-reduce of all ranks before the clock starts
 }
 
 answers=$("${here[@]}" -m mlperf_bert config get "$CONFIG" data.corpus embedded_corpus_name mlperf.division \
-    parallel.nodes processes_per_node mlperf.enforce_rules ${overrides[@]+"${overrides[@]}"}) || exit
-read -r corpus embedded division nodes_wanted processes enforce_rules <<<"${answers//$'\n'/ }"
+    parallel.nodes processes_per_node mlperf.enforce_rules run.seed ${overrides[@]+"${overrides[@]}"}) || exit
+read -r corpus embedded division nodes_wanted processes enforce_rules config_seed <<<"${answers//$'\n'/ }"
+[[ ! ${config_seed:-random} =~ ^[0-9]+$ ]] || SEED=${SEED:-$config_seed} # CONFIG may also say 'random'.
 cache_reason="CLEAR_CACHES=1"
 if [ -z "${CLEAR_CACHES:-}" ]; then
     CLEAR_CACHES=0
