@@ -18,7 +18,6 @@ from bert_tools.bench.progress import Progress
 Contender = Callable[[int], Tensor]
 """Runs one step on the batch with this number and returns a scalar that depends on its work."""
 OUT_OF_MEMORY = "out of memory"
-FEWEST_STEPS = 3
 
 
 def reason_of(error: Exception) -> str:
@@ -47,22 +46,23 @@ def seconds_of(run: Contender, batch: int) -> float:
 
 
 def time_steps(
-    run: Contender, *, warm_up: int, steps: int, seconds: float, progress: Progress
+    run: Contender, *, num_updates: int, steps: int, seconds: float, progress: Progress
 ) -> tuple[int, float]:
     """Run training steps, and return how many were measured and their mean time in milliseconds.
 
-    The first `warm_up` steps are not measured, but the last of them determines how many steps fit
-    into `seconds`. At least FEWEST_STEPS and at most `steps` are measured. The host waits for the
-    device only after the last step, as it does in training.
+    The steps cycle through `num_updates` updates, and each update is measured equally often,
+    because their lengths differ. One pass over the updates is not measured, but its last step
+    determines how many passes fit into `steps` and `seconds`. At least one pass is measured. The
+    host waits for the device only after the last step, as it does in training.
     """
-    progress.start("warming up", total=warm_up)
-    for number in range(warm_up):
+    progress.start("warming up", total=num_updates)
+    for number in range(num_updates):
         taken = seconds_of(run, number)
         progress.advance()
-    count = max(FEWEST_STEPS, min(steps, int(seconds / taken)))
+    count = num_updates * max(1, min(steps, int(seconds / taken)) // num_updates)
     progress.start(f"measuring {count} steps", seconds=count * taken)
     start = time.perf_counter()
-    for number in range(warm_up, warm_up + count):
+    for number in range(num_updates, num_updates + count):
         scalar = run(number)
     scalar.item()
     return count, 1e3 * (time.perf_counter() - start) / count
