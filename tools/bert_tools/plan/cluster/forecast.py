@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_tools.common.results import aligned
+from bert_tools.plan.buckets import ELEMENT_BYTES
 from bert_tools.plan.cluster.machine import (
     ACCELERATORS,
     AcceleratorName,
@@ -314,6 +315,7 @@ def _job_of(
         machine=machine,
         constants=default_constants(),
         precision=precision,
+        element_bytes=ELEMENT_BYTES.get(model.precision, 4),  # autocast has fp32 gradients
         clip=config.clip.policy,
         bucket_cap_mb=parallel.bucket_cap_mb,
         capture="on" if config.run.step_mode == "captured" else "off",
@@ -384,7 +386,7 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     yield (
         f"{parallel.nodes:,} nodes of {parallel.ranks_per_node} "
         f"{found.job.machine.accelerator.name}, {parallel.local_batch_size} sequences per rank"
-        f"{micro_batches}, global batch {parallel.global_batch_size:,}, {found.job.precision}, "
+        f"{micro_batches}, global batch {parallel.global_batch_size:,}, {config.model.precision}, "
         f"{config.data.sampler}, {config.data.balance}, {config.clip.policy}"
     )
     yield (
