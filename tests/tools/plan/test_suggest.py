@@ -5,6 +5,7 @@ The reference convergence points are those of the checker of mlperf-logging.
 
 import math
 import re
+import shlex
 import tomllib
 from dataclasses import replace
 from itertools import pairwise
@@ -232,3 +233,11 @@ def test_the_file_is_one_that_config_accepts_and_is_not_replaced(asked, told):
     assert asked("suggest --nodes 1 --gpus-per-node 2 --out new/folder/two.toml")
     assert load_config(Path("new/folder/two.toml")).parallel.world_size == 2
     assert main(["config", "show", answer["file"]]) == 0
+
+
+def test_the_command_for_the_time_can_be_pasted(told):
+    for out in ("a b/own.toml", "it's.toml"):
+        lines = told("suggest --nodes 1 --gpus-per-node 2 --out", Path(out)).splitlines()
+        command = lines[-1].removeprefix("expected time: ").removeprefix("mlperf_bert plan ")
+        assert str(Path(out)) in shlex.split(command)
+        assert "time to train: " in told(command)
