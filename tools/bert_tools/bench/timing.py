@@ -157,9 +157,11 @@ class InterleavedTimes:
         return max(0.0, min((num_steps - self.num_steps) * per_step, until_limit))
 
     def seconds_per_batch(self, name: str) -> float:
-        """Return the median seconds of a contender on each batch, averaged over the batches."""
-        visits = [visits for visits in self._seconds[name] if visits]
-        return statistics.fmean(statistics.median(seconds) for seconds in visits)
+        """Return the median seconds of a contender's passes, divided by the number of batches.
+
+        The ratio of two contenders' seconds lies in the range that `range_of_ratios` returns.
+        """
+        return statistics.median(self._passes(name)) / len(self._seconds[name])
 
     def range_of_ratios(self, above: str, below: str) -> list[float]:
         """Return the lowest, median and highest ratio of two contenders' times over several passes.
@@ -167,9 +169,9 @@ class InterleavedTimes:
         Each ratio is the time that `above` took for one pass over all batches, divided by that of
         `below`.
         """
-        rounds = [
-            [sum(visits) for visits in zip(*self._seconds[name], strict=False)]
-            for name in (above, below)
-        ]
-        ratios = [a / b for a, b in zip(*rounds, strict=True)]
+        ratios = [a / b for a, b in zip(self._passes(above), self._passes(below), strict=True)]
         return [min(ratios), statistics.median(ratios), max(ratios)]
+
+    def _passes(self, name: str) -> list[float]:
+        """Return the seconds that a contender took for each complete pass over all batches."""
+        return [sum(visits) for visits in zip(*self._seconds[name], strict=False)]
