@@ -6,6 +6,8 @@ from io import StringIO
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_tools.bench import timing
 from bert_tools.bench.progress import Progress
@@ -102,15 +104,30 @@ def test_what_may_not_fail_ends_the_measurement():
         InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once(Progress())
 
 
-def test_a_batch_counts_with_its_median_and_all_batches_equally(clock):
+def test_the_median_pass_counts_and_all_batches_equally(clock):
     seconds = [1.0, 10.0, 3.0, 30.0, 2.0, 20.0]  # batches 0, 1, 0, 1, 0, 1
     assert clock.measured(2, 6, a=seconds).seconds_per_batch("a") == (2.0 + 20.0) / 2
+    assert clock.measured(2, 5, a=[1.0, 10.0, 3.0, 30.0, 9.0]).seconds_per_batch("a") == 11.0
 
 
 def test_ratios_are_those_of_all_batches_once(clock):
     """The other side may deal the same samples to its batches in another way."""
     times = clock.measured(2, 5, a=[2.0, 9.0, 4.0, 4.0, 7.0], b=[1.0, 3.0, 4.0, 4.0, 1.0])
     assert times.range_of_ratios("a", "b") == [1.0, (11 / 4 + 1) / 2, 11 / 4]
+
+
+SECONDS = st.lists(st.integers(1, 9).map(float), min_size=9, max_size=9)
+
+
+@given(SECONDS, SECONDS, st.integers(1, 3), st.integers(3, 9))
+def test_a_ratio_lies_in_its_range(a, b, num_batches, num_steps):
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(timing.time, "perf_counter", lambda: clock.now)
+        times = clock.measured(num_batches, num_steps, a=a, b=b)
+    low, middle, high = times.range_of_ratios("a", "b")
+    ratio = times.seconds_per_batch("a") / times.seconds_per_batch("b")
+    assert low - 1e-9 <= ratio <= high + 1e-9 and low <= middle <= high
 
 
 def test_time_limit_waits_for_every_batch(clock):

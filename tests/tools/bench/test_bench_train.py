@@ -8,15 +8,16 @@ import pytest
 import torch
 from bench_cases import CPU, assert_held, bench, measured, tiny
 
+from bert_tools.bench import timing
 from bert_tools.bench.flops import measure_peak
 from bert_tools.bench.progress import Progress
-from bert_tools.bench.timing import FEWEST_STEPS, time_steps
+from bert_tools.bench.timing import time_steps
 from bert_tools.bench.train import MOST_ROWS, gaps, record, tables
 from bert_tools.bench.training_run import training_run
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError, DataError
 
-BRIEF = ("--steps", "4", "--seconds", "0.01", "--peak-seconds", "0.01")
+BRIEF = ("--steps", "5", "--seconds", "9", "--peak-seconds", "0.01")  # 4 steps, one of each update
 
 
 @pytest.mark.parametrize("step_mode", ["eager", "captured"])
@@ -27,7 +28,7 @@ def test_train(step_mode, snapshot):
     building = f"building the model on cpu (step {step_mode})"
     for line in (building, "warming up", "measuring matrix products (about 0 s)"):
         assert f"{line}\n" in progress
-    assert FEWEST_STEPS <= result["steps"] <= 4
+    assert result["steps"] == 4
     samples = 4 * 2  # of two micro-batches
     assert result["samples_per_s"] == pytest.approx(1e3 * samples / result["step_ms"])
     assert result["tokens_per_s"] / result["samples_per_s"] == pytest.approx(result["mean_length"])
@@ -57,18 +58,22 @@ def test_peak_of_each_dtype(precision):
         assert precision == "fp8" and "\n" not in reason  # a processor may have no such product
 
 
-def test_steps_are_timed_in_order_and_not_for_longer_than_asked():
-    numbers = []
+@pytest.mark.parametrize(
+    ("steps", "seconds", "measured_steps"), [(5, 99, 4), (9, 23, 8), (1, 0, 4)]
+)
+def test_each_update_is_timed_equally_often(monkeypatch, steps, seconds, measured_steps):
+    """Updates of other lengths take other times; the mean is that of all of them."""
+    numbers, now, update_s = [], [0.0], (1.0, 5.0, 2.0, 2.0)
 
     def run(number):
         numbers.append(number)
+        now[0] += update_s[number % 4]
         return torch.zeros(())
 
-    times = {"warm_up": 2, "steps": 5, "progress": Progress()}
-    count, step_ms = time_steps(run, seconds=60.0, **times)
-    assert count == 5 and step_ms > 0
-    assert numbers == list(range(7))
-    assert time_steps(run, seconds=1e-12, **times)[0] == FEWEST_STEPS
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    limits = {"steps": steps, "seconds": seconds, "progress": Progress()}
+    assert time_steps(run, num_updates=4, **limits) == (measured_steps, 2500.0)
+    assert numbers == list(range(4 + measured_steps))
 
 
 def test_gaps_are_where_nothing_runs():

@@ -50,8 +50,8 @@ CLIPS = ("none", "after_allreduce", WHOLE, BUCKET)
 def job(nodes=2, gpus=4, *, clip="none", constants=FREE, node_gb_s=None, **program):
     """Eager unless `program` says else."""
     machine = make_machine("a100", nodes, gpus, node_gb_s)
-    program = {"capture": "off", **program}
-    return Job(machine=machine, constants=constants, precision="bf16", clip=clip, **program)
+    program = {"capture": "off", "precision": "bf16", "element_bytes": 2, **program}
+    return Job(machine=machine, constants=constants, clip=clip, **program)
 
 
 def even(ranks, sequences=4, length=256):

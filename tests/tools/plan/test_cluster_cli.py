@@ -59,6 +59,18 @@ def test_errors_beside_a_forecast_are_those_of_the_tables():
         assert all(shown in page for shown in (whole[2], step[2], step[3], looked_up[2]))
 
 
+def test_autocast_sends_fp32_gradients(asked, told):
+    words = f"cluster --config {NAMES[16]} --set run.step_mode=eager --set mlperf.division=open"
+    bf16, autocast, fp32 = (
+        asked(words, f"--set model.precision={each}") for each in ("bf16", "bf16_autocast", "fp32")
+    )
+    assert autocast["communication_ms"] == pytest.approx(fp32["communication_ms"], rel=0.01)
+    assert autocast["communication_ms"] > 1.9 * bf16["communication_ms"]
+    for name in ("forward", "backward"):  # but its matrix products are those of bf16
+        assert autocast["parts_ms"][name] == pytest.approx(bf16["parts_ms"][name])
+    assert ", bf16_autocast, " in told(words, "--set model.precision=bf16_autocast")
+
+
 def test_numbers_in_sentences_stand_in_their_table():
     for name, shown in SHOWN.items():
         text = json.dumps(TABLES[name])

@@ -5,6 +5,7 @@ The reference convergence points are those of the checker of mlperf-logging.
 
 import math
 import re
+import shlex
 import tomllib
 from dataclasses import replace
 from itertools import pairwise
@@ -174,6 +175,21 @@ def test_a_run_without_a_forecast_may_take_all_its_steps():
     assert slurm_minutes(muon, "b200") < slurm_minutes(muon, "a100")
 
 
+def test_a_forecast_is_of_all_steps_unless_its_target_is_published(asked, told):
+    name, steps = "dgxa100_8x8x48x1", 20_000
+    words = f"cluster --config {name} --set mlperf.division=open --set run.max_steps={steps}"
+    assert asked(words)["samples_to_target"]["basis"] == "published"
+    for setting in ("eval.target_accuracy=none", "eval.target_accuracy=0.3", "model.objective=mlm"):
+        found, lines = asked(words, "--set", setting), told(words, "--set", setting)
+        assert found["run"]["steps"] == steps and found["samples_to_target"]["basis"] == "all steps"
+        assert found["published_minutes"] is None
+        assert "samples: 61,440,000 (all steps: " in lines and "published samples" not in lines
+        assert ("warning: the run ends earlier" in lines) == (not setting.endswith("none"))
+        settings = ("mlperf.division=open", f"run.max_steps={steps}", setting)
+        limit = slurm_minutes(load_config(CONFIGS / f"{name}.toml", settings), name)
+        assert found["slurm_minutes"] == pytest.approx(limit, abs=2)  # which simulates AdamW
+
+
 @pytest.mark.parametrize(("accelerator", "every"), [("a100", 5), ("h100", 17), ("h200", 23)])
 def test_every_number_of_nodes_has_a_closed_config(accelerator, every, monkeypatch):
     monkeypatch.setattr("bert_tools.plan.suggest.slurm_minutes", lambda *_: 240)  # it simulates
@@ -217,3 +233,11 @@ def test_the_file_is_one_that_config_accepts_and_is_not_replaced(asked, told):
     assert asked("suggest --nodes 1 --gpus-per-node 2 --out new/folder/two.toml")
     assert load_config(Path("new/folder/two.toml")).parallel.world_size == 2
     assert main(["config", "show", answer["file"]]) == 0
+
+
+def test_the_command_for_the_time_can_be_pasted(told):
+    for out in ("a b/own.toml", "it's.toml"):
+        lines = told("suggest --nodes 1 --gpus-per-node 2 --out", Path(out)).splitlines()
+        command = lines[-1].removeprefix("expected time: ").removeprefix("mlperf_bert plan ")
+        assert str(Path(out)) in shlex.split(command)
+        assert "time to train: " in told(command)

@@ -142,16 +142,19 @@ def test_the_command_writes_table_and_record(tmp_path, monkeypatch, capsys):
         (["--seeds", "0"], "--seeds"),
         (["--engines", "magic"], "--engine"),
         (["--batches", "16,x"], "--batches"),
-        (["--batches", "16,16"], "--batches"),
+        (["--batches", "16,16", "--updates", "12"], "list each engine and batch size once"),
         (["--batches", "16,32", "--global-batch", "16"], "--batches"),
         (["--layers", "0"], "--layers"),
         (["--hidden", "65"], "--hidden"),
         (["--layers", "2", "--init-checkpoint", "x"], "--layers"),
         (["--batches", "16,36", "--updates", "12"], "192 samples"),
+        (["--batches", "16,32"], "--batches: needs --updates"),
+        (["--batches", "16,32", "--epochs", "1"], "set --updates to the number of updates at"),
         (["--engines", "ddp:2,ddp:2"], "twice"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_no_run(tmp_path, capsys, more, named):
+def test_mistakes_are_one_line_and_leave_no_run(tmp_path, monkeypatch, capsys, more, named):
+    monkeypatch.setattr(compare, "run_on_ranks", lambda *_: pytest.fail("a run was started"))
     assert named in refusal(capsys, *compare_words(tmp_path / "out", *more))
     assert not (tmp_path / "out" / "runs").exists()
 

@@ -18,7 +18,6 @@ from bert_tools.bench.progress import Progress
 Contender = Callable[[int], Tensor]
 """Runs one step on the batch with this number and returns a scalar that depends on its work."""
 OUT_OF_MEMORY = "out of memory"
-FEWEST_STEPS = 3
 
 
 def reason_of(error: Exception) -> str:
@@ -47,22 +46,23 @@ def seconds_of(run: Contender, batch: int) -> float:
 
 
 def time_steps(
-    run: Contender, *, warm_up: int, steps: int, seconds: float, progress: Progress
+    run: Contender, *, num_updates: int, steps: int, seconds: float, progress: Progress
 ) -> tuple[int, float]:
     """Run training steps, and return how many were measured and their mean time in milliseconds.
 
-    The first `warm_up` steps are not measured, but the last of them determines how many steps fit
-    into `seconds`. At least FEWEST_STEPS and at most `steps` are measured. The host waits for the
-    device only after the last step, as it does in training.
+    The steps cycle through `num_updates` updates, and each update is measured equally often,
+    because their lengths differ. One pass over the updates is not measured, but its last step
+    determines how many passes fit into `steps` and `seconds`. At least one pass is measured. The
+    host waits for the device only after the last step, as it does in training.
     """
-    progress.start("warming up", total=warm_up)
-    for number in range(warm_up):
+    progress.start("warming up", total=num_updates)
+    for number in range(num_updates):
         taken = seconds_of(run, number)
         progress.advance()
-    count = max(FEWEST_STEPS, min(steps, int(seconds / taken)))
+    count = num_updates * max(1, min(steps, int(seconds / taken)) // num_updates)
     progress.start(f"measuring {count} steps", seconds=count * taken)
     start = time.perf_counter()
-    for number in range(warm_up, warm_up + count):
+    for number in range(num_updates, num_updates + count):
         scalar = run(number)
     scalar.item()
     return count, 1e3 * (time.perf_counter() - start) / count
@@ -157,9 +157,11 @@ class InterleavedTimes:
         return max(0.0, min((num_steps - self.num_steps) * per_step, until_limit))
 
     def seconds_per_batch(self, name: str) -> float:
-        """Return the median seconds of a contender on each batch, averaged over the batches."""
-        visits = [visits for visits in self._seconds[name] if visits]
-        return statistics.fmean(statistics.median(seconds) for seconds in visits)
+        """Return the median seconds of a contender's passes, divided by the number of batches.
+
+        The ratio of two contenders' seconds lies in the range that `range_of_ratios` returns.
+        """
+        return statistics.median(self._passes(name)) / len(self._seconds[name])
 
     def range_of_ratios(self, above: str, below: str) -> list[float]:
         """Return the lowest, median and highest ratio of two contenders' times over several passes.
@@ -167,9 +169,9 @@ class InterleavedTimes:
         Each ratio is the time that `above` took for one pass over all batches, divided by that of
         `below`.
         """
-        rounds = [
-            [sum(visits) for visits in zip(*self._seconds[name], strict=False)]
-            for name in (above, below)
-        ]
-        ratios = [a / b for a, b in zip(*rounds, strict=True)]
+        ratios = [a / b for a, b in zip(self._passes(above), self._passes(below), strict=True)]
         return [min(ratios), statistics.median(ratios), max(ratios)]
+
+    def _passes(self, name: str) -> list[float]:
+        """Return the seconds that a contender took for each complete pass over all batches."""
+        return [sum(visits) for visits in zip(*self._seconds[name], strict=False)]

@@ -49,7 +49,7 @@ def measure(
         config: the config to measure, on one rank.
         device: the device to measure.
         progress: shows the user what is being measured.
-        steps: largest number of steps to measure.
+        steps: largest number of steps to measure, but each update is measured at least once.
         seconds: approximate time for measuring steps, in seconds.
         peak_seconds: time for measuring matrix products, in seconds.
         profile: whether to list the kernels or operators of a step.
@@ -65,9 +65,8 @@ def measure(
         check_writable(out)
     progress.start(f"building the model on {device} (step {config.run.step_mode})")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
-        warm_up = max(3, len(run.updates))  # so that every update has run once
         count, step_ms = time_steps(
-            run, warm_up=warm_up, steps=steps, seconds=seconds, progress=progress
+            run, num_updates=NUM_UPDATES, steps=steps, seconds=seconds, progress=progress
         )
         memory = memory_bytes(device)
         loss = run(count).item()

@@ -41,8 +41,9 @@ Recipe = Literal["closed_lamb", "open_adam", "open_adamw", "open_hypothesis"]
 # Samsung's.
 _MIN_STEPS, _SATURATION = 145, 3_900
 
-# The basis of a number of samples. A value between two published points counts as published.
-Basis = Literal["published", "extrapolated"]
+# The basis of a number of samples. A value between two published points counts as published. If
+# nothing is known about the samples to target, a run is assumed to need all steps of its config.
+Basis = Literal["published", "extrapolated", "all steps"]
 
 
 def shipped_rows(file: str, kind: type[Row], **chosen: str) -> tuple[Row, ...]:

@@ -28,7 +28,7 @@ from mlperf_bert.config.run_config import (
     MOST_OF_UNEQUAL_COUNTS,
     RunConfig,
 )
-from mlperf_bert.errors import ConfigError, one_line
+from mlperf_bert.errors import ConfigError, one_line, typed
 from mlperf_bert.files import make_directory, write_file
 
 Sections = dict[str, dict[str, Any]]
@@ -86,6 +86,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     make_directory(path.parent)
     write_file(path, to_toml(found).encode("ascii"))
     config = found.config
+    options = ("--config", path, "--accelerator", found.accelerator)
     facts = {
         "file": str(path),
         "config": found.sections,
@@ -102,7 +103,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         f"expected samples to target: {found.samples.samples:,.0f} ({found.steps:,} steps)",
         *(f"warning: {each}" for each in found.warnings),
         one_line(f"config written to {path}"),
-        one_line(f"expected time: mlperf_bert plan cluster --config {path} {found.own_gpu}"),
+        one_line(f"expected time: {typed('plan', 'cluster', *options)}"),
     ]
     return facts, lines
 

@@ -190,6 +190,9 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
                 "--batches", "cannot be used with --global-batch", "remove --global-batch"
             )
         batches = [int(word) for word in words]
+        if len(batches) > 1 and args.updates is None:  # epochs round to other numbers of samples
+            remedy = f"set --updates to the number of updates at a batch of {batches[0]}"
+            raise ConfigError("--batches", "needs --updates to compare batches", remedy)
         changes = {"global_batch": batches[0]}
     found = []
     for seed in range(1, args.seeds + 1):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_tools.common.results import aligned
+from bert_tools.plan.buckets import ELEMENT_BYTES
 from bert_tools.plan.cluster.machine import (
     ACCELERATORS,
     AcceleratorName,
@@ -29,7 +30,7 @@ from bert_tools.plan.entries import published_minutes
 from bert_tools.plan.recipes import Estimate, Recipe, recipe_of, samples_to_target
 from bert_tools.plan.sample_index import wikipedia_index
 from mlperf_bert.config.files import load_config
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, RunConfig
 from mlperf_bert.config.sections import ModelSection, RunSection
 from mlperf_bert.errors import ConfigError
 
@@ -164,6 +165,8 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
             f"warning: the run stops after {config.max_steps:,} steps, but it is expected to need "
             f"{run.steps:,}; increase run.max_steps"
         )
+    if found.estimate.basis == "all steps" and config.eval.target_accuracy != "none":
+        lines.append("warning: the run ends earlier if it reaches its target accuracy")
     return facts, lines
 
 
@@ -184,7 +187,7 @@ def simulate(
     """
     job = _job_of(config, origin, accelerator, node_gb_s)
     recipe = recipe_of(config)
-    estimate = samples_to_target(config.parallel.global_batch_size, recipe)
+    estimate = _samples_of(config)
     draws = max(1, min(DRAWS, MAX_RANKS // config.parallel.world_size))
     works = draw_steps(config, wikipedia_index(), draws)
     timings, run = _timed(config, job, works, estimate)
@@ -244,12 +247,8 @@ def slurm_minutes(
     """
     if config.run.device != "cuda":
         return RunSection().slurm_minutes
-    batch = config.parallel.global_batch_size
-    if config.eval.target_accuracy != "none" and config.optim.name != "muon":
-        estimate = samples_to_target(batch, recipe_of(config))
-    else:
-        samples = config.max_steps * batch
-        estimate = Estimate(samples, samples, samples, "all steps of the config")
+    estimate = _samples_of(config)
+    if estimate.basis == "all steps":
         config = replace(
             config,
             model=replace(ModelSection(), precision=config.model.precision),
@@ -259,6 +258,21 @@ def slurm_minutes(
     job = _job_of(config, origin, accelerator, None)
     works = draw_steps(config, wikipedia_index(), DRAWS)
     return minutes_allowed(_timed(config, job, works, estimate)[1])
+
+
+def _samples_of(config: RunConfig) -> Estimate:
+    """Estimate the samples of a run: those to target if they are known, otherwise all.
+
+    They are known for the accuracy and objective of the published results, and not for Muon.
+    """
+    batch, target = config.parallel.global_batch_size, config.eval.target_accuracy
+    is_published = target == CLOSED_TARGET_ACCURACY and config.model.objective == "mlm_nsp"
+    if is_published and "muon" not in config.optim.name:
+        return samples_to_target(batch, recipe_of(config))
+    samples = config.max_steps * batch
+    reason = "is published for this optimizer, target accuracy and objective"
+    source = "there is no target accuracy" if target == "none" else f"no result {reason}"
+    return Estimate(samples, samples, samples, source, "all steps")
 
 
 def _job_of(
@@ -301,6 +315,7 @@ def _job_of(
         machine=machine,
         constants=default_constants(),
         precision=precision,
+        element_bytes=ELEMENT_BYTES.get(model.precision, 4),  # autocast has fp32 gradients
         clip=config.clip.policy,
         bucket_cap_mb=parallel.bucket_cap_mb,
         capture="on" if config.run.step_mode == "captured" else "off",
@@ -352,11 +367,12 @@ def evaluation_ms(job: Job) -> float:
 def _published(found: Simulated) -> dict[str, float] | None:
     """Return the lowest, median and highest published minutes, and the number of entries.
 
-    The entries ran on as many accelerators as the simulated run. Returns None if there is no entry.
+    The entries ran on as many accelerators as the simulated run. Returns None if there is no entry,
+    or if the run does not train to the target of the entries.
     """
     machine = found.job.machine
     minutes = published_minutes(machine.accelerator.published_as, machine.world_size)
-    if not minutes:
+    if not minutes or found.estimate.basis == "all steps":
         return None
     median = float(np.median(minutes))
     return {"low": minutes[0], "median": median, "high": minutes[-1], "entries": len(minutes)}
@@ -370,7 +386,7 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     yield (
         f"{parallel.nodes:,} nodes of {parallel.ranks_per_node} "
         f"{found.job.machine.accelerator.name}, {parallel.local_batch_size} sequences per rank"
-        f"{micro_batches}, global batch {parallel.global_batch_size:,}, {found.job.precision}, "
+        f"{micro_batches}, global batch {parallel.global_batch_size:,}, {config.model.precision}, "
         f"{config.data.sampler}, {config.data.balance}, {config.clip.policy}"
     )
     yield (
@@ -396,7 +412,9 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     spread = (
         f"{estimate.low:,.0f} to {estimate.high:,.0f}, " if estimate.low < estimate.high else ""
     )
-    yield f"samples to target: {estimate.samples:,.0f} ({spread}{estimate.in_words})"
+    to_target = estimate.basis != "all steps"
+    what = "samples to target" if to_target else "samples"
+    yield f"{what}: {estimate.samples:,.0f} ({spread}{estimate.in_words})"
     yield (
         f"time to train: {run.seconds:,.1f} s = {run.steps:,} steps of {run.step_ms:.1f} ms, "
         f"{run.evaluations} evaluations of {run.evaluation_ms:.1f} ms, without start-up"
@@ -410,7 +428,8 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
             f"{'entry' if entries == 1 else 'entries'}); the median is "
             f"{60 * published['median'] / run.seconds:.2f} times this forecast"
         )
-    yield "model: simulated step (docs/concepts/cluster_model.md) x published samples"
+    samples = "published samples" if to_target else "samples of all steps"
+    yield f"model: simulated step (docs/concepts/cluster_model.md) x {samples}"
     yield f"error: {HELD_OUT}"
     yield _NOT_MODELLED
     yield _NOTE

@@ -43,6 +43,7 @@ class Job:
     machine: Machine
     constants: Constants
     precision: MatrixPrecision
+    element_bytes: int  # of a gradient
     clip: ClipPolicy
     bucket_cap_mb: float = DEFAULT_CAP_MB
     capture: Literal["on", "off"] = "on"
@@ -58,11 +59,6 @@ class Job:
     def network(self) -> Network:
         """Return the model of the collectives over all ranks."""
         return Network(self.machine, self.constants)
-
-    @property
-    def element_bytes(self) -> int:
-        """Return the number of bytes of one gradient element."""
-        return 4 if self.precision == "fp32" else 2
 
     @property
     def buckets(self) -> tuple[SentBucket, ...]:
