@@ -127,7 +127,7 @@ def index():
     return SampleIndex.of_histogram(histogram, "test")
 
 
-def drawn(index, balance="none", sizes=(2, 4, 1), *, is_captured=False):
+def drawn(index, balance="none", sizes=(2, 4, 1), *, is_captured=False, changes=()):
     """Nodes, accelerators of each, and steps; 8 sequences a rank."""
     nodes, gpus_per_node, draws = sizes
     changed = {
@@ -137,9 +137,10 @@ def drawn(index, balance="none", sizes=(2, 4, 1), *, is_captured=False):
         "parallel.local_batch_size": 8,
         "data.balance": balance,
         "run.step_mode": "captured" if is_captured else "eager",
+        **dict(changes),
     }
-    changes = [f"{name}={value}" for name, value in changed.items()]
-    return draw_steps(load_config(CONFIGS / "dgxa100_1x8x56x1.toml", changes), index, draws)
+    words = [f"{name}={value}" for name, value in changed.items()]
+    return draw_steps(load_config(CONFIGS / "dgxa100_1x8x56x1.toml", words), index, draws)
 
 
 @pytest.mark.parametrize("policy", ["none", "presort_local", "presort_global"])
@@ -157,6 +158,18 @@ def test_ranks_get_what_the_planner_gives_them(policy, index):
     assert works[0].tokens.tolist() == plan.num_tokens[:, 0].tolist()
     assert works[0].masked.tolist() == plan.num_masked[:, 0].tolist()
     assert works[0].sequences.tolist() == [8] * 16
+
+
+def test_accumulation_computes_all_micro_batches(index):
+    changes = {"parallel.local_batch_size": 2, "parallel.grad_accum_steps": 4}
+    eager, captured = (
+        drawn(index, changes=changes, is_captured=is_captured)[0] for is_captured in (False, True)
+    )
+    batch = UniformSampler(len(index.lengths), 64, 0).global_batch(1)
+    tokens = index.lengths[batch].astype(int).reshape(8, 4, 2).sum(axis=2)
+    assert eager.tokens.tolist() == tokens.mean(axis=1).tolist()
+    assert captured.tokens.tolist() == [tokens.max()] * 8
+    assert captured.real_tokens.tolist() == eager.real_tokens.tolist()
 
 
 def test_an_exchange_gathers_packets_of_real_tokens(index):

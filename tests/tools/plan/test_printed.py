@@ -26,9 +26,10 @@ QUESTIONS = {
     "cluster, sharded by node and eager": f"{OF_CLUSTER} --set parallel.data_parallel=zero1_node "
     "--set run.step_mode=eager --set data.balance=none",
     "cluster, fp32 in small buckets": f"{OF_CLUSTER} --set model.precision=fp32 "
-    "--set parallel.bucket_cap_mb=5",
+    "--set run.step_mode=eager --set parallel.bucket_cap_mb=5",
     "buckets of bf16": "buckets --config dgxa100_16x8x24x1",
-    "buckets of fp32": "buckets --config dgxa100_16x8x24x1 --set model.precision=fp32",
+    "buckets of fp32": "buckets --config dgxa100_16x8x24x1 --set model.precision=fp32 "
+    "--set run.step_mode=eager",
     "balance of equal counts": f"balance --config dgxa100_1x8x56x1 --draws 3 {SMALL} "
     "--set parallel.local_batch_size=6",
     "balance of unequal counts": "balance --config dgxa100_128x8x4x1 --draws 3 "

@@ -45,8 +45,8 @@ class Workload:
 def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Workload]:
     """Plan `draws` steps, spread over the first thousand, and return the work of each one.
 
-    The work is that of the step's first micro-batch. In a captured step, all micro-batches are
-    padded to the size of the largest one. Raises ConfigError, as `SampleIndex.planner` does.
+    A rank's work is the mean of its micro-batches. In a captured step, all micro-batches are padded
+    to the size of the largest one. Raises ConfigError, as `SampleIndex.planner` does.
     """
     planner = index.planner(config)
     is_captured = config.run.step_mode == "captured"
@@ -56,15 +56,14 @@ def draw_steps(config: RunConfig, index: SampleIndex, draws: int) -> list[Worklo
         every = plan.counts.ravel()
         attended = _attended(index.lengths[plan.sample_ids])
         attended = np.add.reduceat(attended, np.cumsum(every) - every)
-        real = plan.num_tokens[:, 0].astype(np.float64)
-        masked = plan.num_masked[:, 0].astype(np.float64)
+        real, masked = plan.num_tokens.mean(axis=1), plan.num_masked.mean(axis=1)
         works.append(
             Workload(
-                tokens=np.full_like(real, real.max()) if is_captured else real,
+                tokens=np.full_like(real, plan.num_tokens.max()) if is_captured else real,
                 real_tokens=real,
-                attended=attended.reshape(plan.counts.shape)[:, 0],
-                masked=np.full_like(masked, masked.max()) if is_captured else masked,
-                sequences=plan.counts[:, 0].astype(np.float64),
+                attended=attended.reshape(plan.counts.shape).mean(axis=1),
+                masked=np.full_like(masked, plan.num_masked.max()) if is_captured else masked,
+                sequences=plan.counts.mean(axis=1),
                 input_bytes=float(index.exchanged_bytes(config, plan)),
                 input_scope=_INPUT_SCOPES.get(config.data.balance, "none"),
             )
