@@ -181,7 +181,7 @@ run_stage() { # The most important parts come first.
             "${GRAPHS}["model.{precision=fp8,attention=flash,kernels=reference,objective=mlm,architecture=modern{0,1}}"]"
         ;;
     2)
-        # Only the CPU is needed for preparing the text, so it is done while the first parts run.
+        # Preparing the text needs no GPU, so that happens while the first parts run.
         if [[ $MODE != list ]]; then timeout 120 bash -c text &>"$RESULTS/prepare.log" & fi
         for each in bf16 fp8; do
             train "train_large_$each" 45 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
@@ -193,7 +193,7 @@ run_stage() { # The most important parts come first.
             part "text_$each.txt" 75 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.interval_steps=never
         done
-        # It takes the time that is left.
+        # Last, because it can use all the time that is left.
         bench transformers_bf16 170 transformers --config "$CONFIG" "${BASELINE[@]}" --set "run.device=$DEVICE" \
             --set "parallel.local_batch_size=$BASELINE_BATCH"
         ;;
@@ -240,7 +240,7 @@ OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
     echo "tools/gpu_check.sh: error: CACHE: other users can write to $CACHE; set it to another directory" >&2 && exit 2
 }
 trap 'rm -rf "$WORK"' EXIT
-trap 'kill $(jobs -p) 2>/dev/null; exit 143' INT TERM
+trap 'kill $(jobs -rp) 2>/dev/null; exit 143' INT TERM
 export WORK RESULTS=$WORK/results TMPDIR=$WORK/tmp OMP_WAIT_POLICY=PASSIVE
 export TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tools:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
