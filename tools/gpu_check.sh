@@ -8,17 +8,20 @@
 #
 # Stages 1 and 2 together fit into 15 minutes with the start of a machine, and so do stages 3 and 4. The script updates
 # OUT/summary.md and OUT/gpu_check.tar.gz, which has the output of all parts, after every part. If it is killed, only
-# the current part is lost. A part that fails, hangs or runs out of memory does not affect the others.
+# the current part is lost. A part that fails, hangs or runs out of memory does not affect the others. At the end of a
+# stage's time, the script stops the current part and does not start the later ones.
 #
 #   OUT      the directory for the output [logs/gpu_check]
 #   PYTHON   an interpreter with torch, numpy, h5py and numba. docs/concepts/speed.md says which parts need more. [python3]
 #   CACHE    the directory for compiled kernels, which later stages reuse [in the user's cache directory]
 #   WHEELS   a directory with a wheel of mlperf-logging, which training needs if PYTHON does not have it
 #   COMMIT   the commit to report if the repository has no git
+#   STAGE_S  the most seconds that a stage may take, for a shorter stay on a machine [280, 520, 420 and 380]
 #   ONLY     a regular expression for the names of the parts to run
 set -uo pipefail # A failing part must not stop the others.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 OUT=${OUT:-logs/gpu_check} ONLY=${ONLY:-} MODE=run
+LONGEST_S=(0 280 520 420 380) # by stage. The limits of a stage's parts add up to more, because most parts end early.
 CACHE=${CACHE:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlperf_bert-gpu-check}
 export PYTHON=${PYTHON:-python3}
 case ${1:-} in
@@ -64,26 +67,32 @@ fi
 TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # for the shipped configs of tiny models
 OURS=(--config "$CONFIG" "${SIZE[@]}" --set "run.device=$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
+KERNEL="tests/gpu/test_gpu_attention.py::test_kernels_are_reference[triton-64]"
 GRAPHS=tests/gpu/test_gpu_graphs.py::test_captured_is_eager_over_100_steps
 WINDOWS=tests/gpu/test_gpu_attention.py::test_triton_rotates_and_hides
 LAST_TEST=tests/gpu/test_gpu_bench.py::test_other_side_runs_in_every_form # It is slow, because it compiles two forms.
-export APART="$GRAPHS $WINDOWS $LAST_TEST" # Each takes longer than the rest of its file.
+export APART="$KERNEL $GRAPHS $WINDOWS $LAST_TEST" # They run in other processes than the rest of their files.
 
 # Run one part. Its stdout goes to the file, and its stderr to a .log file next to it.
 part() { # file, time limit in seconds, command...
-    local file=$1 limit=$2 name=${1%.*} start=$SECONDS status=0
+    local file=$1 limit=$2 name=${1%.*} start=$SECONDS left=$((end_s - SECONDS)) status=0
     shift 2
     if [[ ! $name =~ $ONLY ]]; then return; fi
     if [[ $MODE == list ]]; then
         printf '%s\t%s\t%s\t%s\n' "$stage" "$file" "$limit" "$*"
         return
     fi
-    echo "running $name, limit $limit s" >&2
-    timeout --kill-after=2 "$((PATIENCE * limit - 2))" "$@" >"$RESULTS/$file" 2>"$RESULTS/$name.log" &
-    child=$!
-    wait "$child" || status=$? # In the foreground, it would delay signals to this script.
-    kill -KILL -- "-$child" 2>/dev/null # Some processes may be left if the part timed out.
-    printf '%s\t%s\t%s\n' "$name" "$status" "$((SECONDS - start))" >>"$RESULTS/parts.tsv"
+    limit=$((PATIENCE * limit < left ? PATIENCE * limit : left))
+    if ((limit < 5)); then
+        echo "not started" >"$RESULTS/$name.log" && status=124 # as of `timeout`
+    else
+        echo "running $name, limit $limit s" >&2
+        timeout --kill-after=2 "$((limit - 2))" "$@" >"$RESULTS/$file" 2>"$RESULTS/$name.log" &
+        child=$!
+        wait "$child" || status=$? # In the foreground, it would delay signals to this script.
+        kill -KILL -- "-$child" 2>/dev/null # Some processes may be left if the part timed out.
+    fi
+    printf '%s\t%s\t%s\t%s\n' "$name" "$status" "$((SECONDS - start))" "$left" >>"$RESULTS/parts.tsv"
     summarise
 }
 
@@ -116,7 +125,7 @@ export -f tests
 # shellcheck disable=SC2329 # for bash -c
 text() { # Prepare the embedded corpus, unless that is already done.
     export DATADIR=$WORK/text
-    "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
+    flock "$WORK" "$PYTHON" -m mlperf_bert prepare --embedded --config cpu_tiny --out "$DATADIR" >&2
 }
 
 # shellcheck disable=SC2329 # for bash -c
@@ -155,44 +164,50 @@ whole_runs() { # settings of cpu_tiny...
 export -f text learn whole_run whole_runs
 
 run_stage() { # The most important parts come first.
-    local each others=()
+    local each others=() end_s=$((PATIENCE * ${STAGE_S:-${LONGEST_S[stage]}}))
     case $stage in
     1)
-        PEAK_S=$LONG_PEAK_S train train_bf16 62
-        PEAK_S=$LONG_PEAK_S train train_fp8 42 model.precision=fp8
+        PEAK_S=$LONG_PEAK_S train train_bf16 90 # It waits for a cold disk and compiles most kernels.
+        part tests_probe.txt 40 bash -c 'tests "$@"' tests "$KERNEL" "${GRAPHS}[bf16]" # Are the numbers right at all?
+        PEAK_S=$LONG_PEAK_S train train_fp8 60 model.precision=fp8
         for each in bf16 fp8; do
-            bench "profile_$each" 24 train "${OURS[@]}" --set "model.precision=$each" --peak-seconds "$PEAK_S" \
+            bench "profile_$each" 40 train "${OURS[@]}" --set "model.precision=$each" --peak-seconds "$PEAK_S" \
                 "${SHORT[@]}" --profile --out "$RESULTS/profile_$each.json.gz"
         done
-        train train_batch_4_captured 18 parallel.local_batch_size=4
-        train train_batch_4_eager 18 parallel.local_batch_size=4 run.step_mode=eager
-        part tests_first.txt 70 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}" "$GRAPHS"
+        train train_batch_4_captured 30 parallel.local_batch_size=4
+        train train_batch_4_eager 30 parallel.local_batch_size=4 run.step_mode=eager
+        part tests_first.txt 100 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}" \
+            "${GRAPHS}["optim.name={lamb,muon,normuon}"]" \
+            "${GRAPHS}["model.{precision=fp8,attention=flash,kernels=reference,objective=mlm,architecture=modern{0,1}}"]"
         ;;
     2)
+        # Preparing the text needs no GPU, so that happens while the first parts run.
+        if [[ $MODE != list ]]; then timeout 120 bash -c text &>"$RESULTS/prepare.log" & fi
         for each in bf16 fp8; do
-            train "train_large_$each" 25 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
+            train "train_large_$each" 45 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
         done
-        bench transformers_bf16 170 transformers --config "$CONFIG" "${BASELINE[@]}" --set "run.device=$DEVICE" \
-            --set "parallel.local_batch_size=$BASELINE_BATCH"
+        part whole_runs.json 110 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
+        for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
+        part tests_others.txt 130 bash -c 'tests "$@"' tests "${others[@]}" "${WINDOWS}["{0.0,0.3}-{16,64,128}"]"
         for each in bf16 fp8; do
-            part "text_$each.txt" 45 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
+            part "text_$each.txt" 75 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.interval_steps=never
         done
-        part whole_runs.json 85 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
-        for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
-        part tests_others.txt 85 bash -c 'tests "$@"' tests "${others[@]}" "${WINDOWS}["{0.0,0.3}-{16,64,128}"]"
+        # Last, because it can use all the time that is left.
+        bench transformers_bf16 170 transformers --config "$CONFIG" "${BASELINE[@]}" --set "run.device=$DEVICE" \
+            --set "parallel.local_batch_size=$BASELINE_BATCH"
         ;;
     3)
-        for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 21 "model.attention=$each"; done
-        train ablation_none 19 # train_bf16 again, as the baseline for the changes of one setting each
-        train ablation_eager 19 run.step_mode=eager
-        train ablation_kernels_reference 19 model.kernels=reference
-        train ablation_dropout_0 19 model.{hidden,attention}_dropout=0.0 mlperf.enforce_rules=false
-        train ablation_bf16_autocast 19 model.precision=bf16_autocast
+        for each in "${ATTENTIONS[@]}"; do train "train_attention_$each" 40 "model.attention=$each"; done
+        train ablation_none 40 # train_bf16 again, as the baseline for the changes of one setting each
+        train ablation_eager 40 run.step_mode=eager
+        train ablation_kernels_reference 40 model.kernels=reference
+        train ablation_dropout_0 40 model.{hidden,attention}_dropout=0.0 mlperf.enforce_rules=false
+        train ablation_bf16_autocast 40 model.precision=bf16_autocast
         # fp32 only has "grouped" attention, which reads lengths on the host and so cannot be captured. A batch of 112
         # sequences needs more than 80 GB.
-        train ablation_fp32 19 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
-        bench optimizer 28 optimizer --config "$CONFIG" "${OPTIMIZER[@]}" --set "run.device=$DEVICE"
+        train ablation_fp32 40 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
+        bench optimizer 45 optimizer --config "$CONFIG" "${OPTIMIZER[@]}" --set "run.device=$DEVICE"
         part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
         ;;
     4)
@@ -224,9 +239,8 @@ OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
 [[ -O $CACHE && -z $(find "$CACHE" -maxdepth 0 -perm /022) ]] || { # The code in it will be run.
     echo "tools/gpu_check.sh: error: CACHE: other users can write to $CACHE; set it to another directory" >&2 && exit 2
 }
-child=
 trap 'rm -rf "$WORK"' EXIT
-trap 'kill "$child" 2>/dev/null; exit 143' INT TERM
+trap 'kill $(jobs -rp) 2>/dev/null; exit 143' INT TERM
 export WORK RESULTS=$WORK/results TMPDIR=$WORK/tmp OMP_WAIT_POLICY=PASSIVE
 export TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tools:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
@@ -244,7 +258,8 @@ fi
 } >"$RESULTS/machine.txt"
 for stage in "${stages[@]}"; do MODE=list run_stage; done >"$RESULTS/plan.tsv"
 summarise # It lists all parts as not finished.
-for stage in "${stages[@]}"; do run_stage; done
+for stage in "${stages[@]}"; do run_stage; SECONDS=0; done
+wait # for `text`, which writes to WORK
 summarise
 failed=$?
 cat "$OUT/summary.md"

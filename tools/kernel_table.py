@@ -4,8 +4,8 @@
 
 No GPU is needed. The output is a JSON list of objects, one per kernel. Each object contains the
 registers per thread, the bytes of stack and of shared memory, the loads and stores of spilled
-registers, and the programs per multiprocessor. It also counts matrix instructions, stores of 1 and
-of 16 bytes, and instructions per element. `tests/unit/model/test_kernel_gate.py` checks these
+registers, and the programs per multiprocessor. It also counts instructions, and among them those
+for matrices and stores of 1 and of 16 bytes. `tests/unit/model/test_kernel_gate.py` checks these
 values against bounds.
 """
 
@@ -48,38 +48,6 @@ SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024}
 # Sizes of BERT-large, except for the number of rows. It does not change the code, so it is small.
 SEQUENCES, TOKENS, LONGEST, DUMMIES = 8, 2048, 512, 4
 HIDDEN, WIDE, HEADS, VOCABULARY, MASKED = 1024, 4096, 16, 30_528, 64
-# Number of elements that a program works on, and whether it is that of one iteration of its loop.
-ELEMENTS = {
-    "_attention_forward": (128 * 64, True),
-    "_attention_of_queries": (64 * 64, True),
-    "_attention_of_keys": (64 * 64, True),
-    "_rotate_rows": (64 * 64, False),
-    "_attention_keep_bits": (32 * 64, True),
-    "_keep_bits": (16 * 128, False),
-    "_norm_forward": (HIDDEN, False),
-    "_norm_backward": (HIDDEN, True),
-    "_gelu_forward": (8 * 256, False),
-    "_gelu_backward": (8 * 256, True),
-    "_embedding_forward": (HIDDEN, False),
-    "_embedding_backward": (HIDDEN, True),
-    "_cross_entropy_forward": (4096, True),
-    "_cross_entropy_backward": (2 * 1024, True),
-    "_cast_to_fp8": (128 * 64, False),
-    "_gelu_fp8": (128 * 64, False),
-    "_gated": (8 * 256, False),
-    "_gated_fp8": (128 * 64, False),
-    "_transpose": (128 * 128, False),
-    "_sum_rows": (64 * 32, True),
-    "_moments_and_squares": (1024, False),
-    "_sum_squares": (1024, True),
-    "_apply": (1024, False),
-}
-ELEMENTS_OF_WINDOWS = {  # by head size, for kernels whose tiles differ if there is a window
-    (64, "_attention_forward"): 64 * 64,
-    (64, "_attention_of_keys"): 32 * 64,
-    (128, "_attention_forward"): 64 * 64,
-    (128, "_attention_of_keys"): 32 * 64,
-}
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 Launch = Callable[[], object]
 
@@ -130,7 +98,7 @@ def compiling(case: str, capability: int, keep: Path) -> Iterator[list[dict[str,
 
     def record(kernel: Any, *arguments: Any, **options: Any) -> None:
         done = compile_instead(kernel, *arguments, capability=capability, **options)
-        found.append(inspect(done, case, capability, keep))
+        found.append({"case": case} | inspect(done, capability, keep))
 
     JITFunction.run = record
     try:
@@ -139,15 +107,11 @@ def compiling(case: str, capability: int, keep: Path) -> Iterator[list[dict[str,
         JITFunction.run = original
 
 
-def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]:
+def inspect(done: Any, capability: int, keep: Path) -> dict[str, Any]:
     """Return statistics of a kernel's machine code, and write the code to the directory `keep`.
 
     In the result, `programs` is the number of programs that a multiprocessor runs at the same time.
-    `loop` is the number of instructions in the longest loop, or 0 if there is no loop.
-    `per_element` is the number of thread instructions per element. If `ELEMENTS` states the
-    elements of one iteration, `per_element` counts only the instructions of the loop. Otherwise it
-    counts only those outside the loop, because the loop handles values that are not finite and
-    hardly ever runs.
+    `instructions` leaves out NOP instructions, because they only pad the code.
     """
     path = keep / f"{done.metadata.name}-{done.hash[:8]}"
     for kind in ("ttgir", "ptx"):
@@ -158,7 +122,8 @@ def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]
     sass = _run("nvdisasm", "-c", cubin)
     path.with_suffix(".sass").write_text(sass, encoding="utf-8")
     registers, stack = (int(each) for each in re.findall(r"(?:REG|STACK):(\d+)", usage)[:2])
-    names = [each for each, _ in _instructions(sass)]
+    line = r"^[ \t]*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)"
+    names = [name for name in re.findall(line, sass, re.MULTILINE) if name != "NOP"]
     warps, shared = done.metadata.num_warps, done.metadata.shared
     programs = min(
         REGISTERS // (-(-registers // 8) * 8 * 32 * warps),
@@ -166,14 +131,7 @@ def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]
         SHARED_BYTES[capability] // (shared + 1024),
         PROGRAMS,
     )
-    instructions, loop = len(names), _longest_loop(sass)
-    elements, of_loop = ELEMENTS[done.metadata.name]
-    if "window" in case:
-        size = 128 if "heads of 128" in case else 64
-        elements = ELEMENTS_OF_WINDOWS.get((size, done.metadata.name), elements)
-    count = loop if of_loop else instructions - loop
     return {
-        "case": case,
         "kernel": done.metadata.name,
         "registers": registers,
         "stack": stack,
@@ -185,9 +143,7 @@ def inspect(done: Any, case: str, capability: int, keep: Path) -> dict[str, Any]
         "matrix": sum(each.startswith(("HGMMA", "HMMA", "QGMMA")) for each in names),
         "byte_stores": sum(each.startswith("STG") and ".U8" in each for each in names),
         "wide_stores": sum(each.startswith("STG") and ".128" in each for each in names),
-        "instructions": instructions,
-        "loop": loop,
-        "per_element": count * warps * 32 / elements,
+        "instructions": len(names),
     }
 
 
@@ -197,37 +153,6 @@ def _run(program: str, *arguments: object) -> str:
     return subprocess.run(
         [path, *map(str, arguments)], check=True, capture_output=True, text=True
     ).stdout
-
-
-def _instructions(sass: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the operands of each instruction of a disassembled kernel.
-
-    NOP instructions are left out, because they only pad the code.
-    """
-    for line in sass.splitlines():
-        found = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*)", line)
-        if found and found[1] != "NOP":
-            yield found[1], found[2]
-
-
-def _longest_loop(sass: str) -> int:
-    """Return the number of instructions in the longest loop of a disassembled kernel, or 0.
-
-    A loop extends from a label to a branch back to that label.
-    """
-    starts: dict[str, int] = {}
-    longest = count = 0
-    for line in sass.splitlines():
-        label = re.match(r"(\.L_x?_?\w+):", line)
-        if label:
-            starts[label[1]] = count
-            continue
-        for name, operands in _instructions(line):
-            count += 1
-            target = re.search(r"`\((\.L_\w+)\)", operands)
-            if name.startswith("BRA") and target and target[1] in starts:
-                longest = max(longest, count - starts[target[1]])
-    return longest
 
 
 def cases() -> dict[str, Launch]:

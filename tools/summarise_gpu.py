@@ -32,6 +32,7 @@ COLUMNS = {  # columns for training steps: the key of `bench train`, and its for
     "TFLOP/s": ("tflops", ".4g"),
     "MFU": ("mfu", ".1%"),
     "padding": ("padding_share", ".1%"),
+    "loss": ("loss", ".3f"),
 }
 BASELINES = ("sorted", "sorted_compiled", "padded", "padded_compiled", "padding_free", "nested")
 RATES = {  # samples/s: first milestone and goal, in bf16 and in FP8
@@ -44,9 +45,9 @@ RATES = {  # samples/s: first milestone and goal, in bf16 and in FP8
 class Part:
     """One part of the GPU check, which is a line of `plan.tsv`, and its outcome.
 
-    `limit` is the time limit and `seconds` the duration, both in seconds. `status` is the exit
-    status, or None if the part did not start or has not ended. `result` is the JSON object that the
-    part printed, or is empty.
+    `limit` is the part's own time limit, `left` is what was left of its stage's time when the part
+    began, and `seconds` is the duration, all in seconds. `status` is the exit status, or None if
+    the part has not ended. `result` is the JSON object that the part printed, or is empty.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Part:
     command: str
     status: int | None
     seconds: int
+    left: int
     result: dict[str, Any]
     log: list[str]
 
@@ -66,8 +68,10 @@ class Part:
             return "ran out of memory"
         if self.status == REFUSED:
             return f"cannot run here: {self.reason}"
-        if self.status == TIMED_OUT or (self.status == KILLED and self.seconds >= self.limit - 4):
-            return f"stopped because it took too long: {self.reason}"
+        limit = min(self.limit, self.left)
+        if self.status == TIMED_OUT or (self.status == KILLED and self.seconds >= limit - 4):
+            why = "it took too long" if limit == self.limit else "the time of its stage was over"
+            return f"stopped because {why}: {self.reason}"
         return f"failed (exit status {self.status}): {self.reason}"
 
     @property
@@ -114,13 +118,14 @@ def read_parts(out: Path) -> dict[str, Part]:
     for line in _text(out / "plan.tsv").splitlines():
         _, file, limit, command = line.split("\t", 3)
         name = file.partition(".")[0]
-        status, _, seconds = ends.get(name, "").partition("\t")
+        status, seconds, left = ends.get(name, "\t0\t0").split("\t")
         parts[name] = Part(
             name=name,
             limit=int(limit),
             command=command,
             status=int(status) if status else None,
-            seconds=int(seconds or 0),
+            seconds=int(seconds),
+            left=int(left),
             result=_result(out / f"{name}.json"),
             log=_text(out / f"{name}.log").splitlines(),
         )
@@ -223,7 +228,8 @@ def _training(parts: dict[str, Part]) -> str:
         f"{_table(('part', 'ratio', *COLUMNS, 'GiB'), rows)}\n\n"
         f"{_get(parts, HEADLINE).get('attention', '')}\n"
         f"The ratio compares samples/s with {HEADLINE}, and for ablations with {BASE}. MFU is "
-        "relative to the matrix products of the same part. "
+        "relative to the matrix products of the same part. The loss is that of the last step, or - "
+        "if it is not a finite number. "
         f"Only {HEADLINE} and train_fp8 measure these long enough for the clocks to slow down."
     )
 
