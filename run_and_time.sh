@@ -99,6 +99,7 @@ for each in ${options[@]+"${options[@]}"}; do
     --data | --data=*) instead=DATADIR ;;
     --run-dir | --run-dir=*) instead=LOGDIR ;;
     --run-index | --run-index=*) instead=NEXP ;;
+    --resume | --resume=*) instead=RESUME ;;
     run.seed[=\ ]* | --set=run.seed[=\ ]*) instead=SEED ;;
     *) continue ;;
     esac

@@ -64,7 +64,7 @@ else
     WHOLE=(parallel.local_batch_size=32 checkpoint.interval_steps=100)
     ATTENTIONS=(triton flash)
 fi
-TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE" run.seed=1) # for the shipped configs of tiny models
+TINY_RUN=(parallel.ranks_per_node=1 run.step_mode=captured "run.device=$DEVICE") # for the shipped configs of tiny models
 OURS=(--config "$CONFIG" "${SIZE[@]}" --set "run.device=$DEVICE" --set "parallel.local_batch_size=$BATCH")
 FIRST_TESTS=(tests/gpu/test_gpu_{attention,graphs,fp8}.py)
 KERNEL="tests/gpu/test_gpu_attention.py::test_kernels_are_reference[triton-64]"
@@ -150,7 +150,7 @@ whole_run() { # name, arguments of run_and_time.sh...
 # Make a complete run, then stop and resume the same run, and print both outcomes.
 whole_runs() { # settings of cpu_tiny...
     set -- -- "${@/#/--set=}"
-    export CLEAR_CACHES=0
+    export CLEAR_CACHES=0 SEED=1
     text && whole_run whole "$@" || return
     LOGDIR=$WORK/resumed ./run_and_time.sh "$@" >&2 &
     until compgen -G "$WORK/resumed/run_0/checkpoints/step_*" >/dev/null || ! kill -0 $!; do sleep 0.05; done
@@ -190,7 +190,7 @@ run_stage() { # The most important parts come first.
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
         part tests_others.txt 130 bash -c 'tests "$@"' tests "${others[@]}" "${WINDOWS}["{0.0,0.3}-{16,64,128}"]"
         for each in bf16 fp8; do
-            part "text_$each.txt" 75 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" "${TEXT[@]}" \
+            part "text_$each.txt" 75 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" run.seed=1 "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.interval_steps=never
         done
         # Last, because it can use all the time that is left.
@@ -259,7 +259,8 @@ fi
 for stage in "${stages[@]}"; do MODE=list run_stage; done >"$RESULTS/plan.tsv"
 summarise # It lists all parts as not finished.
 for stage in "${stages[@]}"; do run_stage; SECONDS=0; done
-wait # for `text`, which writes to WORK
+jobs -rp | xargs -r kill 2>/dev/null # `text`, if the stage has ended before it
+wait
 summarise
 failed=$?
 cat "$OUT/summary.md"

@@ -120,7 +120,8 @@ def test_every_part_has_arguments_that_can_be(parts, monkeypatch):
         configs[name] = load_config(CONFIGS / f"{config}.toml", settings)
         assert configs[name].run.device == "cuda" and configs[name].run.step_mode == "captured"
     for name, config in configs.items():
-        assert config.parallel.world_size == config.run.seed == 1, name
+        assert config.parallel.world_size == 1, name
+        assert name == "whole_runs" or config.run.seed == 1, name  # which has SEED
         if config.run.step_mode == "captured":
             assert config.model.attention not in READ_LENGTHS_ON_THE_HOST, name
             assert config.model.precision != "fp32", name  # whose attention is "grouped"

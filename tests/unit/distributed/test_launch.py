@@ -165,7 +165,8 @@ def test_devices_and_backends(monkeypatch):
         ("mpi", {"OMP_NUM_THREADS": "3,2"}, 13, 3),
         ("mpi", {}, 13, 6),
         ("mpi", {}, 1, 1),
-        ("torchrun", {"OMP_NUM_THREADS": "1"}, 12, 12),
+        ("torchrun", {"OMP_NUM_THREADS": "1"}, 4, 4),
+        ("mpi", {}, 12, 6),
         ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 13, 4),
     ],
 )

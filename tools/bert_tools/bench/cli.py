@@ -117,7 +117,7 @@ def _add_common(
         type=int,
         default=steps,
         metavar="N",
-        help="measure at most this many steps of each implementation",
+        help="measure at most this many steps of each implementation (train: multiples of 4)",
     )
     limits.add_argument(
         "--seconds",

@@ -63,7 +63,7 @@ CLEANING_VERSION = 5  # version of the rules that turn text into parts
 _REMEDY = "use a new directory, or delete the old one"
 _CONVERT = "convert them to UTF-8, for example with iconv -f WINDOWS-1252 -t UTF-8"
 MIN_FILES = 32  # with fewer plain files, each paragraph is a document
-MIN_DOCUMENTS = 2  # of each set, because the reference pairs a document with another one
+MIN_DOCUMENTS = 2  # sections of each set, because the reference pairs one with another
 MIN_DIFFERENT = 2 * MIN_DOCUMENTS  # of both sets together, because copies stay on one side
 MANY_OF_ONE_SENTENCE = 0.9  # fraction of the documents that gives a warning if pairs are learned
 MAX_LEFT_OUT = 0.05  # fraction of the characters that may be left out without a warning
@@ -77,7 +77,7 @@ LARGEST_SHARE = 1 / 16  # fraction of the documents that are held out
 # The maximum ratio of the held-out bytes to the share of all bytes, and the factor by which the
 # share changes until it fits.
 MAX_HELD_OUT, SHARE_STEP = 2, 1.25
-WANTED_HELD_OUT = 4  # documents to hold out if there are few
+WANTED_HELD_OUT = 4  # sections to hold out if there are few
 
 # An evaluation should be cheap. This size gives about half a million tokens in two passes, and a
 # standard error of the accuracy of 0.002.

@@ -23,6 +23,7 @@ from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.balance import StepPlanner, make_planner
 from mlperf_bert.data.capacity import StaticShape, shape_of
 from mlperf_bert.data.set_checks import RunData, open_data
+from mlperf_bert.distributed.clipping import SumInFp32
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.evaluation.evaluate import cut_by_tokens, tokens_per_micro_batch
@@ -155,8 +156,9 @@ class Built:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients, and of the averaged ones if they have memory of their own."""
-        return _bytes_of([self.made.buffers.gradients, self.made.gradients])
+        """Bytes of the gradients, and of averaged ones and fp32 sums that have their own memory."""
+        sums = 4 * self.num_parameters if isinstance(self.made.clipping, SumInFp32) else 0
+        return sums + _bytes_of([self.made.buffers.gradients, self.made.gradients])
 
     @property
     def optimizer_bytes(self) -> int:

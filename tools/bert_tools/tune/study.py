@@ -213,7 +213,8 @@ def search(study: "Study", settings: StudySettings, directory: Path, trials: int
 
     The drawn values depend only on the seed and the trials that have ended, so an interrupted study
     continues as it would have without the interruption. Raises ConfigError if the trainer does not
-    start or rejects its options, or if several trainings in a row fail.
+    start, if it rejects the options of the first trial or of several trials in a row, or if several
+    trainings in a row fail.
     """
     from optuna.samplers import TPESampler
 

@@ -93,7 +93,7 @@ auto) options+=(--env RESUME=auto) ;;
 *)
     [ -d "$RESUME" ] || fail "RESUME: no such directory '$RESUME'; set it to none, auto, or a directory with a checkpoint"
     mount "$RESUME" /checkpoint ,readonly
-    options+=(--env RESUME=/checkpoint)
+    options+=(--env RESUME=/checkpoint --env "GO_ON_FROM=$(printf %q "$RESUME")")
     ;;
 esac
 for variable in NEXP SEED CLEAR_CACHES CACHE_CLEARED; do

@@ -15,12 +15,13 @@ command_line() { # the command that started this script, without LOGDIR and RESU
 }
 
 resume_command() { # [value of RESUME]; docker.sh sets GO_ON_BY to the command outside the container
-    echo "${GO_ON_BY:-RESUME=${1:-auto} LOGDIR=$(printf %q "$LOGDIR") $(command_line)}"
+    local command=${GO_ON_BY:-"RESUME=auto LOGDIR=$(printf %q "$LOGDIR") $(command_line)"}
+    echo "RESUME=${1:-auto}${command#RESUME=auto}"
 }
 
 hint() { # Say how to continue.
     local purpose="start again" resume=auto
-    has_run 0 || [ "$RESUME" = none ] || resume=$(printf %q "$RESUME")
+    has_run 0 || [ "$RESUME" = none ] || resume=${GO_ON_FROM:-$(printf %q "$RESUME")}
     ! compgen -G "$LOGDIR/run_*/checkpoints/step_*" >/dev/null || purpose=resume
     echo "to $purpose: $(resume_command "$resume")"
 }

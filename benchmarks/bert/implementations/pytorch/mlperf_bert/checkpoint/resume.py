@@ -28,7 +28,7 @@ from mlperf_bert.config.sections import CLIPPED_TOGETHER
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
 from mlperf_bert.errors import CheckpointError, ConfigError, DataError, UnreadableError
-from mlperf_bert.files import is_there, open_regular_file, read_json, reading_error
+from mlperf_bert.files import is_there, open_regular_file, read_json, reading, reading_error
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.run.outcome import RunOutcome, read_outcome
@@ -111,8 +111,8 @@ def find_start(
     """Return where a run starts, as requested by the value of `--resume`.
 
     `resume` is "none", "auto" or a checkpoint directory. The function verifies every byte of the
-    checkpoint. With "auto" it skips damaged checkpoints, and starts from the beginning only if
-    there has never been a checkpoint. Error messages suggest the options `new_run_by` to start a
+    checkpoint. With "auto" it skips damaged checkpoints. If there has never been a checkpoint, it
+    starts where the run first started. Error messages suggest the options `new_run_by` to start a
     new run, or those of `train` if `new_run_by` is None.
 
     Raises CheckpointError, ConfigError or DataError if the run cannot be resumed as requested, and
@@ -190,8 +190,9 @@ def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | Non
     if ended is None and is_there(directory.started_from):
         remedy = f"start a new run with {new_run_by or '--run-dir NEW'}"
         first = read_json(directory.started_from, missing="no such file", remedy=remedy)
-        found = _from_elsewhere(Path(first["checkpoint"]), config, new_run_by)
-        return replace(found, continues=True)
+        with reading(directory.started_from, remedy):
+            checkpoint = Path(first["checkpoint"])
+        return replace(_from_elsewhere(checkpoint, config, new_run_by), continues=True)
     seed = _seed_of_attempt(directory)
     if seed is not None:
         check_seed(seed, config)

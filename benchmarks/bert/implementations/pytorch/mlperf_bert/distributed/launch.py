@@ -172,9 +172,9 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
 
     The number is OMP_NUM_THREADS if that variable is set, except under torchrun, which sets it to 1
     by itself. Otherwise, in an srun step, the number is SLURM_CPUS_PER_TASK if that is set. In all
-    other cases, it is the number of cores that this process may use. The ranks on the node share
-    these cores, unless the launcher has bound each rank to cores of its own. Raises ConfigError if
-    a variable is not a number above zero.
+    other cases, it is this rank's share of the cores that its launcher may use, but at most the
+    number of cores to which the launcher has bound this rank. Raises ConfigError if a variable is
+    not a number above zero.
     """
     import torch
 
@@ -186,8 +186,9 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
         threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
     else:
         own = usable_cpus()
-        is_bound = own < usable_cpus(os.getppid())  # the launcher itself may use more cores
-        threads = len(own) if is_bound else max(1, len(own) // info.local_world_size)
+        # A launcher that binds ranks may itself use more cores. Several ranks may share a binding.
+        share = len(own | usable_cpus(os.getppid())) // info.local_world_size
+        threads = max(1, min(len(own), share))
     torch.set_num_threads(threads)
     return threads
 

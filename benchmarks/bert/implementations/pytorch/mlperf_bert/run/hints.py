@@ -45,7 +45,8 @@ class Hints:
     def to_resume(self, purpose: str = "resume", *, is_new: bool = False) -> str:
         """Return a hint with the command that resumes the run from its last checkpoint.
 
-        If `is_new` is True, the run has no directory yet, and the command starts it as before.
+        If `is_new` is True, the run has no directory yet, and the command of `train` starts it as
+        before. A script prints its own hint then.
         """
         if self.script_command is not None:
             return f"to {purpose}: {self.script_command}"
