@@ -1,6 +1,6 @@
 """Tables and the picture of the study, from `records.jsonl`.
 
-python tables.py samples|nearer|paired|settings|fit|noise     Markdown
+python tables.py samples|nearer|paired|growth|settings|fit|noise     Markdown
 python tables.py picture FILE.png                             samples over batch
 
 `nearer` has samples to 1.25 times the guess, passed by runs on their way to 1.5; fits and picture
@@ -53,6 +53,7 @@ def main(what, *words):
         "nearer": lambda of: samples_table(of, NEARER),
         "paired": paired_table,
         "settings": settings_table,
+        "growth": growth_table,
         "fit": fit_table,
         "noise": noise_table,
     }
@@ -182,6 +183,18 @@ def cells(repeated, others, share):
 def chance(value):
     """The chance of a ratio as far from 1 without a difference."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def growth_table(records):
+    """Muon's samples over AdamW's to the nearer target, over the same ratio at a batch of 128."""
+    yield from head("global batch", "ratio over that at 128, seed by seed (95 %)")
+    ratios = {
+        batch: samples_of(of_arm(records, "muon", batch, "seed"), NEARER)
+        / samples_of(of_arm(records, "adamw", batch, "seed"), NEARER)
+        for batch in (128, 512, 2048)
+    }
+    for batch in (512, 2048):
+        yield f"| {batch:,} | {geometric(ratios[batch] / ratios[128], '.2f')} |"
 
 
 def settings_table(records):
