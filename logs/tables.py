@@ -450,6 +450,11 @@ TABLES: dict[str, Callable[[], Rows]] = {
         for row in shown_in("2026-11-21-clip-policies/table.md", 2)
         if row[0] in ("optimizer", "---", "all")
     ],
+    "clip-over-none": lambda: [
+        row
+        for row in shown_in("2026-11-21-clip-policies/table.md", 3)
+        if row[0] in ("optimizer", "---") or "16 buckets" in row[2]
+    ],
     "clip-shares": lambda: [
         *shown_in("2026-11-21-clip-policies/third/table.md", 0),
         *(

@@ -169,15 +169,15 @@ def _starts(curve: Sequence[dict[str, Any]]) -> list[int]:
     return [0, *(point["samples"] for point in curve[:-1])]
 
 
-def in_words(table: Sequence[Row]) -> str:
+def in_words(table: Sequence[Row], compared_with: str = COMPARED_WITH) -> str:
     """The table in Markdown: means over the seeds; at its end each seed's over all of them."""
     lines = [
         "| optimizer | global batch | policy | seeds | samples to target "
-        f"| over {COMPARED_WITH}, same seed | p | clipped fraction |",
+        f"| over {compared_with}, same seed | p | clipped fraction |",
         "|---|---|---|---|---|---|---|---|",
     ]
     others = {
-        (row.optimizer, row.global_batch_size): row for row in table if row.policy == COMPARED_WITH
+        (row.optimizer, row.global_batch_size): row for row in table if row.policy == compared_with
     }
     together: dict[str, dict[int, list[float]]] = {}
     for row in table:
@@ -290,7 +290,10 @@ def tabulate(args: argparse.Namespace) -> None:
     if not table:
         raise DataError(str(args.out / "runs"), "holds no finished run", "start some with `run`")
     fresh = rows([each for each in results if each["config"]["run"]["seed"] in SECOND_CAMPAIGN])
-    text = f"{in_words(table)}\n\n{buckets_in_words(results)}\n\n{in_words(fresh)}"
+    tables = [in_words(table), buckets_in_words(results), in_words(fresh)]
+    if any(row.policy == "none" for row in table):
+        tables.append(in_words(table, "none"))
+    text = "\n\n".join(tables)
     write_file(args.out / "table.md", f"{text}\n".encode())
     write_file(args.out / "clip_policies.png", draw(table))
     print(text)
