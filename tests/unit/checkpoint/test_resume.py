@@ -3,12 +3,16 @@
 import json
 import shutil
 import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mlperf_bert.__main__ import main
 from mlperf_bert.checkpoint import writer
+from mlperf_bert.checkpoint.resume import allowed_differences
+from mlperf_bert.config.files import load_config
 from mlperf_bert.run.metrics import MetricsFile
 from resume_cases import (
     DROPOUT,
@@ -314,6 +318,29 @@ def test_what_would_change_the_run_is_refused(resumed, killed, synthetic_data, t
         assert snapshot(killed) == before
     assert resumed(data=with_other_train(synthetic_data, tmp_path / "data")) == 2
     assert "was not trained on the data in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranks", "change", "is_said"),
+    [
+        ("bucket_before_allreduce", 2, ("ddp", "flat"), True),
+        ("bucket_before_allreduce", 2, ("zero1", "ddp"), True),
+        ("bucket_before_allreduce", 2, ("flat", "zero1"), False),
+        ("bucket_before_allreduce", 1, ("ddp", "flat"), False),
+        ("after_allreduce", 2, ("ddp", "flat"), False),
+    ],
+)
+def test_only_buckets_tie_a_run_to_ddp(policy, ranks, change, is_said, tiny_config, monkeypatch):
+    """DDP forms its buckets in another way, and other buckets are clipped in another way."""
+    common = (f"clip.policy={policy}", f"parallel.ranks_per_node={ranks}")
+    old, new = (
+        load_config(tiny_config, [*common, f"parallel.data_parallel={each}"]) for each in change
+    )
+    monkeypatch.setattr("mlperf_bert.checkpoint.resume.read_config", lambda _: old)
+    state = SimpleNamespace(step=4, seed=new.run.seed)
+    said = allowed_differences(Path("checkpoint"), state, new, None)
+    expected = "parallel.data_parallel was {!r} and is {!r}".format(*change)
+    assert said == ([expected] if is_said else [])
 
 
 def test_what_changes_no_number_is_free(resumed, killed, whole):

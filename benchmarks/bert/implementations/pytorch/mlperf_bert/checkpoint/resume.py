@@ -319,9 +319,12 @@ def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any
     """Yield (name, old value, new value) of each changed setting that affects the results."""
     by_rank = new.clip.policy not in CLIPPED_TOGETHER or new.optim.loss_normalization == "per_rank"
     exact = _EXACT | _PLACEMENT if by_rank else _EXACT
+    by_bucket = new.clip.policy == "bucket_before_allreduce" and new.parallel.world_size > 1
     for name, before, now in _unequal(old, new):
         in_section = name.split(".")[0] in _EXACT_SECTIONS and name not in _ROUNDING
-        if in_section or name in exact:
+        # DDP forms its own buckets. All other ways clip the same buckets.
+        other_buckets = name == "parallel.data_parallel" and by_bucket and "ddp" in (before, now)
+        if in_section or name in exact or other_buckets:
             yield name, before, now
 
 
