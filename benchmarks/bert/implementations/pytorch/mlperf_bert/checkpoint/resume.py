@@ -47,6 +47,8 @@ _FIXED = frozenset(
 # Settings that affect the numbers of a step, or the end of a run.
 _EXACT_SECTIONS = {"model", "optim", "schedule", "clip"}
 _EXACT = {"parallel.allreduce_dtype", "eval.target_accuracy", "eval.interval_samples"}
+# DDP forms its own buckets, in the order in which the kernels finish gradients.
+_DDP_BUCKETS = {"parallel.data_parallel", "model.kernels"}
 _ROUNDING = {"model.attention", "model.kernels", "optim.implementation"}
 # Settings that affect the numbers of a step only if they depend on which rank has which samples.
 _BY_RANK = "bucket_cap_mb grad_accum_steps local_batch_size nodes ranks_per_node"
@@ -118,14 +120,12 @@ def find_start(
     Raises CheckpointError, ConfigError or DataError if the run cannot be resumed as requested, and
     UnreadableError if a file cannot be read.
     """
-    if resume == "none":
+    if resume == "none" or (resume == "auto" and not directory.exists):
         return NEW_RUN
-    if resume != "auto":
-        found = _from_elsewhere(Path(resume), config, new_run_by)
-    elif directory.exists:
+    if resume == "auto":
         found = _newest_of(directory, config, new_run_by)
     else:
-        found = NEW_RUN
+        found = _from_elsewhere(Path(resume), config, new_run_by)
     return replace(found, new_run_by=new_run_by)
 
 
@@ -320,11 +320,11 @@ def _differences(old: RunConfig, new: RunConfig) -> Iterator[tuple[str, Any, Any
     by_rank = new.clip.policy not in CLIPPED_TOGETHER or new.optim.loss_normalization == "per_rank"
     exact = _EXACT | _PLACEMENT if by_rank else _EXACT
     by_bucket = new.clip.policy == "bucket_before_allreduce" and new.parallel.world_size > 1
+    if by_bucket and "ddp" in (old.parallel.data_parallel, new.parallel.data_parallel):
+        exact = exact | _DDP_BUCKETS
     for name, before, now in _unequal(old, new):
         in_section = name.split(".")[0] in _EXACT_SECTIONS and name not in _ROUNDING
-        # DDP forms its own buckets. All other ways clip the same buckets.
-        other_buckets = name == "parallel.data_parallel" and by_bucket and "ddp" in (before, now)
-        if in_section or name in exact or other_buckets:
+        if in_section or name in exact:
             yield name, before, now
 
 

@@ -1,9 +1,9 @@
 """Compute the masked-LM accuracy over the whole held-out set, sharded over the ranks.
 
 The set is divided into batches with similar numbers of tokens. The index determines the shapes of
-these batches, so no sample is read to compute them. A batch depends only on the set and on the
-number of tokens per micro-batch. The result for each masked token is therefore the same on any
-number of ranks.
+these batches, so no sample is read to compute them. A batch depends only on the set, the device and
+the number of ranks in the config. The result for each masked token is therefore the same on any
+number of ranks that evaluate with this config.
 """
 
 from collections.abc import Callable, Iterator

@@ -18,8 +18,8 @@ class RunOutcome:
 
     `status` is `success` if the run reached its target or, without a target, its last step. `steps`
     and `samples` count the whole run. `seconds` is the training time over all attempts.
-    `mlm_accuracy` (0 .. 1) is from the last evaluation, or None. `stopped_by` is the signal that
-    ended the run early, or None.
+    `mlm_accuracy` (0 .. 1) is from the last evaluation of the last attempt, or None. `stopped_by`
+    is the signal that ended the run early, or None.
     """
 
     status: Status
