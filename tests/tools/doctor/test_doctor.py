@@ -57,11 +57,9 @@ def test_processors_and_free_space():
         assert cli.judge_free(Path("/runs"), free).status == status
 
 
-def test_packages_are_there_in_a_version_that_was_tried_where_they_are_needed(tiny_config):
+def test_packages_are_there_where_they_are_needed(tiny_config):
     for version, status, found in (
         ("2.11.0+cu130", "ok", "2.11.0+cu130"),
-        ("2.10.1", "warn", "2.10.1, which was not tested (torch>=2.11,<2.15 was)"),
-        ("2.15.0", "warn", "2.15.0, which was not tested (torch>=2.11,<2.15 was)"),
         (None, "fail", "not installed, but needed for training"),
     ):
         finding = cli.judge(TORCH, version)
@@ -81,8 +79,8 @@ def test_packages_are_there_in_a_version_that_was_tried_where_they_are_needed(ti
 
 def test_what_is_needed_is_what_pyproject_requires():
     required = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
-    listed = {package.name + ">=" + ".".join(map(str, package.lowest)) for package in cli.NEEDED}
-    assert listed == {text.partition(",")[0] for text in required["project"]["dependencies"]}
+    listed = {package.name for package in cli.NEEDED}
+    assert listed == {text.partition(">=")[0] for text in required["project"]["dependencies"]}
 
 
 @pytest.mark.longest

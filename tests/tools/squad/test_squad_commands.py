@@ -1,4 +1,4 @@
-"""`squad train`, `score` and `compare` as a user calls them, on a tiny model."""
+"""`squad train` and `compare` as a user calls them, on a tiny model."""
 
 import json
 
@@ -24,14 +24,6 @@ def run_dir(tmp_path_factory):
 def squad(*words):
     """Run `squad ...` in this process; its status."""
     return main(["squad", *map(str, words)])
-
-
-def test_a_runs_answers_score_as_its_record_says(run_dir, capsys):
-    assert squad("score", "--predictions", run_dir / "predictions.json") == 0
-    scored, run = json.loads(capsys.readouterr().out), read_run(run_dir)
-    assert scored["schema_version"] == 1
-    assert scored["all"] == {name: run[name] for name in ("questions", "exact_match", "f1")}
-    assert scored["answerable"] == run["answerable"]
 
 
 def test_a_run_is_not_written_over(run_dir, capsys):

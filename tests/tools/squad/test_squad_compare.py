@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from bert_tools.doctor.cli import cpu_model
 from bert_tools.squad import cli, compare
 from bert_tools.squad.compare import at_batch, directory_of, run_all
 from bert_tools.squad.settings import EngineName, SquadSettings, parse_engine, settings_of
 from mlperf_bert.__main__ import main
 from mlperf_bert.errors import STOPPED, ConfigError, DataError
 from mlperf_bert.files import file_sha256
+from mlperf_bert.machine import usable_cpus
 from squad_cases import record, write_record
 from support import refusal
 
@@ -27,8 +29,9 @@ def settings(engine="single", seed=1, **changes):
 class FakeRuns:
     """Leaves a record where a run would, or ends with another status from `fail_at` on."""
 
-    def __init__(self, fail_at=99, status=STOPPED):
+    def __init__(self, fail_at=99, status=STOPPED, **machine):
         self.calls = []
+        self._machine = {"processor": cpu_model(), "cores": len(usable_cpus())} | machine
         self._fail_at, self._status = fail_at, status
 
     def __call__(self, words, num_ranks):
@@ -39,7 +42,11 @@ class FakeRuns:
         cli.add_train(parser)
         args = parser.parse_args(self.calls[-1][0][2:])
         given = settings_of(args, parse_engine(args.engine), args.seed)
-        more = {"seed": given.seed, "ranks": num_ranks, "settings": given.to_record()}
+        more = self._machine | {
+            "seed": given.seed,
+            "ranks": num_ranks,
+            "settings": given.to_record(),
+        }
         more["data"] = record()["data"] | {
             "train_sha256": file_sha256(given.train),
             "dev_sha256": file_sha256(given.dev),
@@ -102,6 +109,15 @@ def test_a_run_of_other_questions_is_refused_before_another_runs(tmp_path):
     assert again.calls == []
 
 
+@pytest.mark.parametrize("machine", [{"cores": 999}, {"processor": "another"}])
+def test_a_run_of_another_machine_is_refused_before_another_runs(tmp_path, machine):
+    FakeRuns(**machine).run(tmp_path, [settings()])
+    again = FakeRuns()
+    with pytest.raises(DataError, match=r"ran with .* but this process has .* another --out"):
+        again.run(tmp_path, [settings("ddp:2"), settings()])
+    assert again.calls == []
+
+
 @pytest.mark.parametrize("engine", ["single", "fsdp:3", "pipeline:2@gpipe"])
 def test_options_of_a_rank_give_the_same_settings(engine):
     odd = {"learning_rate": 1.23456789e-5, "global_batch": 48, "microbatches": 12}
@@ -142,12 +158,21 @@ def test_the_command_writes_table_and_record(tmp_path, monkeypatch, capsys):
         (["--seeds", "0"], "--seeds"),
         (["--engines", "magic"], "--engine"),
         (["--batches", "16,x"], "--batches"),
-        (["--batches", "16,16", "--updates", "12"], "list each engine and batch size once"),
+        (
+            ["--batches", "16,16", "--updates", "12", "--noise-every", "2"],
+            "list each engine and batch size once",
+        ),
+        (["--batches", "16,32", "--updates", "12"], "--batches: needs --noise-every"),
+        (
+            ["--batches", "16,64", "--updates", "40", "--noise-every", "20"],
+            "--noise-every: is 20, so no update of the 10 at a batch of 64 measures noise",
+        ),
+        (["--vocab", "tokenizer.json"], "--vocab: is tokenizer.json, but squad reads only word"),
         (["--batches", "16,32", "--global-batch", "16"], "--batches"),
         (["--layers", "0"], "--layers"),
         (["--hidden", "65"], "--hidden"),
         (["--layers", "2", "--init-checkpoint", "x"], "--layers"),
-        (["--batches", "16,36", "--updates", "12"], "192 samples"),
+        (["--batches", "16,36", "--updates", "12", "--noise-every", "2"], "192 samples"),
         (["--batches", "16,32"], "--batches: needs --updates"),
         (["--batches", "16,32", "--epochs", "1"], "set --updates to the number of updates at"),
         (["--engines", "ddp:2,ddp:2"], "twice"),

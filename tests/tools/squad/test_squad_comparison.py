@@ -85,6 +85,18 @@ def test_efficiency_and_goodput_by_hand(tmp_path):
         assert large == expected
 
 
+def test_a_mean_is_over_all_seeds_or_there_is_none(tmp_path):
+    """Otherwise goodput could be that of one seed beside the samples/s of two."""
+    batch = {"updates": 5, **with_batch(64)}
+    runs = [run_of(tmp_path), run_of(tmp_path, seed=2)]
+    runs.append(run_of(tmp_path, noise_scale=48.0, **rates(200.0), **batch))
+    runs.append(run_of(tmp_path, seed=2, **rates(100.0), **batch))
+    comparison = compare_runs(runs, M0)
+    assert mean(comparison, "single", "samples_per_s", batch=64) == 150.0
+    for key in ("noise_scale", "efficiency", "goodput"):
+        assert mean(comparison, "single", key, batch=64) is None
+
+
 def test_times_of_more_ranks_than_cores_have_no_ratio(tmp_path):
     for ranks, device, comparable in ((2, "cpu", True), (4, "cpu", False), (8, "cuda", True)):
         assert is_comparable(run_of(tmp_path, ranks=ranks, device=device)) is comparable

@@ -4,6 +4,7 @@ from time import perf_counter
 
 import pytest
 
+from bert_tools.squad.loop import clocked_updates
 from bert_tools.squad.measures import (
     Span,
     StageClock,
@@ -17,6 +18,13 @@ from bert_tools.squad.measures import (
 
 def event(rank, begin, end, kind="F"):
     return Span(rank=rank, stage=rank, kind=kind, microbatch=0, begin_s=begin, end_s=end)
+
+
+def test_a_plain_update_remains_for_the_rate():
+    assert list(clocked_updates(range(2, 41), 40)) == [38, 39, 40]
+    assert list(clocked_updates(range(2, 21), 20)) == [19, 20]
+    assert list(clocked_updates([2, 3], 3)) == [3]
+    assert list(clocked_updates([2], 20)) == list(clocked_updates([], 1)) == []
 
 
 def test_measured_by_hand():

@@ -190,6 +190,19 @@ def test_microbatches_have_similar_tokens():
     assert spread[0] < spread[1] / 2
 
 
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_halves_that_measure_noise_are_drawn_at_random(microbatches):
+    """If they were cut by length, they would differ by more than the noise of a gradient."""
+    halved = plan(microbatches=microbatches, noise_every=1)
+    whole = plan(microbatches=microbatches)
+    both = [each.windows.reshape(25, 2, 4) for each in (halved, whole)]
+    assert (np.sort(both[0].reshape(25, 8)) == np.sort(both[1].reshape(25, 8))).all()
+    first, second = LENGTHS[both[0]].sum(axis=2).T
+    assert 5 < (first > second).sum() < 20
+    # Balance would make two micro-batches equal; chance does not.
+    assert abs(first - second).mean() > 50
+
+
 def test_a_batch_lays_windows_end_to_end():
     windows = made_up_windows(6)
     batch = WindowReader(windows).batch([4, 1])

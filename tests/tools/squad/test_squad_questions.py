@@ -10,11 +10,10 @@ from bert_tools.squad.questions import (
     Answer,
     Question,
     parse_questions,
-    read_predictions,
     read_questions,
 )
 from mlperf_bert.errors import DataError
-from squad_cases import qa, questions_of, set_of
+from squad_cases import qa, set_of
 
 CONTEXT = "A node is a computer. Nodes form a cluster."
 
@@ -111,33 +110,7 @@ def test_a_file_that_is_too_large_or_missing_is_refused(tmp_path):
     path = tmp_path / "set.json"
     with pytest.raises(DataError, match="No such file"):
         read_questions(path)
-    with pytest.raises(DataError, match="is missing"):
-        read_predictions(path, QUESTIONS)
     with path.open("wb") as file:
         file.truncate(2**40)
     with pytest.raises(DataError, match="is larger than 1,073,741,824 bytes"):
         read_questions(path)
-
-
-# Characters are counted, not bytes: an answer must stand where it is said to.
-ASKED = [qa("q1", "What?", ("caf\u00e9", 2)), qa("q2", "Who?")]
-QUESTIONS = questions_of(("\U0001f600 caf\u00e9", ASKED))
-
-
-def test_answers_are_read_and_what_is_not_of_the_set_is_refused(tmp_path):
-    path = tmp_path / "predictions.json"
-    path.write_text('{"q1": "caf\u00e9", "q2": "", "of another set": "a"}', encoding="utf-8")
-    found = read_predictions(path, QUESTIONS)
-    assert (found["q1"], found["q2"]) == ("caf\u00e9", "")
-    path.write_bytes(path.read_bytes() + b" " * 65 * 2**20)  # as many as a set may have questions
-    assert read_predictions(path, QUESTIONS) == found
-    for contents, said in (
-        (b'{"q1": "a"}', "contains no answer to 1 of 2 questions, such as 'q2'"),
-        (b'{"q1": "a", "q2": null}', "contains no answer to 1 of 2 questions, such as 'q2'"),
-        (b'["a"]', "is not a JSON object"),
-        (b"", "is not valid JSON"),
-    ):
-        path.write_bytes(contents)
-        with pytest.raises(DataError) as caught:
-            read_predictions(path, QUESTIONS)
-        assert said in str(caught.value) and str(caught.value).isprintable()

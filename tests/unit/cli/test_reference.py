@@ -51,7 +51,7 @@ def test_every_setting_has_a_meaning_and_is_on_the_page(printed):
 def test_every_command_is_on_the_page(printed):
     headings = re.findall(r"^##+ (.+)$", printed("commands"), re.MULTILINE)
     assert [each for each in headings if " " not in each] == list(COMMANDS)
-    for name in ("config list", "bench transformers", "plan cluster", "squad score"):
+    for name in ("config list", "bench transformers", "plan cluster", "squad compare"):
         assert name in headings
         make_parser(name.split())
 

@@ -44,6 +44,8 @@ class UpdatePlan:
         """Plan all updates of a run.
 
         Each epoch trains on all windows in a new random order, and an update may span two epochs.
+        If the run measures noise, each half of an update's micro-batches has half of the windows,
+        chosen at random.
         `lengths` are the token counts of the windows. Raises ConfigError if the run has more than
         MOST_SAMPLES samples.
         """
@@ -56,7 +58,12 @@ class UpdatePlan:
         epochs = range(-(-updates * batch // len(lengths)))
         order = np.concatenate([permute(in_epoch, len(lengths), (key, each)) for each in epochs])
         drawn = order[: updates * batch].reshape(updates, batch)
-        windows = np.stack([_cut(each, lengths, settings.microbatches) for each in drawn])
+        # Sorting by length would make two halves differ by more than noise, so cut each by itself.
+        halves = drawn.reshape(updates, 2 if settings.noise_every else 1, -1)
+        count = settings.microbatches // halves.shape[1]
+        windows = np.stack(
+            [np.concatenate([_cut(half, lengths, count) for half in each]) for each in halves]
+        )
         return cls(windows, lengths[windows].sum(axis=2))
 
 

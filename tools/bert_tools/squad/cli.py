@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_tools.squad.settings import FORMS, SquadSettings, add_settings, parse_engine, settings_of
 from mlperf_bert.arguments import add_command
-from mlperf_bert.errors import STOPPED, ConfigError, one_line, typed
+from mlperf_bert.errors import STOPPED, ConfigError, one_line
 from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
@@ -49,18 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_compare(compare)
     compare.set_defaults(squad=_compare)
-    score = add_command(
-        commands,
-        "score",
-        "score a file of answers with exact match and F1",
-        "Print exact match and F1 of a file of answers as JSON, as SQuAD's own program does. The "
-        "command needs no model.",
-        "mlperf_bert squad score --predictions runs/questions/predictions.json",
-    )
-    text = 'JSON file that maps each question id to its answer, or to "" for no answer'
-    score.add_argument("--predictions", type=Path, metavar="FILE", required=True, help=text)
-    add_settings(score, "dev")
-    score.set_defaults(squad=_score)
 
 
 def _add_compare(compare: argparse.ArgumentParser) -> None:
@@ -104,7 +92,7 @@ def _train(args: argparse.Namespace) -> int:
 
     Returns the exit status: 0, or 75 after a signal.
     """
-    from bert_tools.squad.fine_tune import PREDICTIONS, fine_tune
+    from bert_tools.squad.fine_tune import fine_tune
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.session import from_rank_zero, in_session, on_rank_zero
     from mlperf_bert.distributed.signal_watch import SignalWatch, Whereabouts
@@ -130,8 +118,6 @@ def _train(args: argparse.Namespace) -> int:
             return STOPPED
         if info.rank == 0 and not args.record_only:
             print(_run_in_words(record))
-            words = ("--predictions", own_dir / PREDICTIONS, "--dev", settings.dev)
-            print(f"to score the answers, run {typed('squad', 'score', *words)}")
         return 0
 
     with lock, SignalWatch(whereabouts, speaks=info.rank == 0):
@@ -193,6 +179,9 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
         if len(batches) > 1 and args.updates is None:  # epochs round to other numbers of samples
             remedy = f"set --updates to the number of updates at a batch of {batches[0]}"
             raise ConfigError("--batches", "needs --updates to compare batches", remedy)
+        if len(batches) > 1 and not args.noise_every:
+            problem = "needs --noise-every to compute the efficiency of each batch"
+            raise ConfigError("--batches", problem, "add for example --noise-every 10")
         changes = {"global_batch": batches[0]}
     found = []
     for seed in range(1, args.seeds + 1):
@@ -205,19 +194,3 @@ def _plan(args: argparse.Namespace) -> list[SquadSettings]:
         problem = "list an engine or a batch size twice"
         raise ConfigError("--engines, --batches", problem, "list each engine and batch size once")
     return found
-
-
-def _score(args: argparse.Namespace) -> int:
-    """Print the scores of a file of answers as a JSON object, without loading a model.
-
-    SQuAD's own evaluation program also prints a JSON object.
-    """
-    from bert_tools.squad.answers import score
-    from bert_tools.squad.questions import read_predictions, read_questions
-    from bert_tools.squad.settings import QUICK_DEV
-
-    questions = read_questions(args.dev or QUICK_DEV)
-    scores = score(questions, read_predictions(args.predictions, questions))
-    found = {"schema_version": 1, "dev_sha256": questions.sha256, **scores}
-    print(json.dumps(found, indent=1, allow_nan=False), flush=True)
-    return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.results import new_figure, png
+from bert_tools.doctor.cli import cpu_model
 from bert_tools.squad.comparison import (
     RESULT,
     Run,
@@ -23,6 +24,7 @@ from bert_tools.squad.settings import SquadSettings
 from mlperf_bert.distributed.spawn import run_on_ranks
 from mlperf_bert.errors import STOPPED, ConfigError, DataError, say
 from mlperf_bert.files import file_digest, write_file, write_json
+from mlperf_bert.machine import usable_cpus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +54,12 @@ def at_batch(settings: SquadSettings, batch: int) -> SquadSettings:
             remedy = "set --updates so that the number of samples is a multiple of every batch size"
             raise ConfigError("--batches", problem, remedy)
         updates = updates * first // batch
+        every = settings.noise_every
+        if every and updates < max(2, every):
+            problem = (
+                f"is {every}, so no update of the {updates} at a batch of {batch} measures noise"
+            )
+            raise ConfigError("--noise-every", problem, "raise --updates, or lower --noise-every")
     rate = settings.learning_rate * math.sqrt(batch / first)
     return replace(settings, global_batch=batch, updates=updates, learning_rate=rate)
 
@@ -70,7 +78,7 @@ def run_all(out: Path, runs: Sequence[SquadSettings]) -> tuple[list[Run], int]:
     """
     for settings in runs:  # Check all records before the first run, which may take hours.
         if (directory_of(out, settings) / RESULT).exists():
-            _read_as_asked(directory_of(out, settings), settings)
+            _check_machine(_read_as_asked(directory_of(out, settings), settings))
     found: list[Run] = []
     for number, settings in enumerate(runs, 1):
         directory = directory_of(out, settings)
@@ -105,6 +113,17 @@ def _read_as_asked(directory: Path, settings: SquadSettings) -> Run:
             problem = f"used other questions than {path} contains now"
             raise DataError(str(directory), problem, "use another --out, or restore the file")
     return run
+
+
+def _check_machine(run: Run) -> None:
+    """Raise DataError if a run's times are those of another machine, or of other cores."""
+    here: Run = {"cores": len(usable_cpus())}
+    if run["device"] == "cpu":
+        here["processor"] = cpu_model()
+    for key, now in here.items():
+        if run[key] != now:
+            problem = f"ran with {key} = {run[key]!r}, but this process has {now!r}"
+            raise DataError(run["engine"], problem, "use another --out, or the machine as before")
 
 
 def write_comparison(out: Path, runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:

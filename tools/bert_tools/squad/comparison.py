@@ -65,7 +65,7 @@ def compare_runs(runs: Sequence[Run], initial_batch: int) -> dict[str, Any]:
     Engines are in the order of their first runs. `initial_batch` is M0 of the statistical
     efficiency, in samples. The record gives a mean as an object with `mean`, `half_width` (of its
     confidence interval, null for a single seed) and `count` (number of seeds), or as null if the
-    value is unknown.
+    value of any seed is unknown.
 
     Raises:
         ConfigError: there are no runs.
@@ -109,7 +109,7 @@ def check_same(runs: Sequence[Run]) -> None:
                     f"{key} is {value!r} with seed {run['seed']}, but {wanted.get(key)!r} for "
                     f"{runs[0]['engine']}"
                 )
-                raise DataError(run["engine"], problem, "pass only runs of the same comparison")
+                raise DataError(run["engine"], problem, "pass another directory as --out")
 
 
 def _same(run: Run) -> dict[str, Any]:
@@ -169,12 +169,13 @@ def _values(run: Run, initial_batch: int) -> dict[str, float | None]:
 
 
 def _mean(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Return the mean of the known values, as the object that `compare_runs` describes.
+    """Return the mean of the values, as the object that `compare_runs` describes.
 
-    Returns None if no value is known.
+    Returns None unless all values are known, so that all means of a row are over the same seeds.
     """
-    known = [value for value in values if value is not None]
-    if not known:
+    found = list(values)
+    known = [value for value in found if value is not None]
+    if not known or len(known) < len(found):
         return None
     mean, half_width = mean_and_half_width(known)
     return {"mean": mean, "half_width": half_width, "count": len(known)}

@@ -213,6 +213,8 @@ def _train(
         whereabouts.at("step", update + 1)
 
     whereabouts.at("step", 1)
+    if device.type == "cuda":  # the peak is that of training, without building the model
+        torch.cuda.reset_peak_memory_stats(device)
     with StopRequest(info.world_size, device) as request, line:
         log = loop.run(shown, request.agreed)
         finish_queued_work(device)

@@ -53,6 +53,16 @@ class TrainingLog:
         return global_batch * len(seconds) / sum(seconds) if seconds else None
 
 
+def clocked_updates(plain: Sequence[int], num_updates: int) -> Sequence[int]:
+    """Return the updates of a pipeline to time: the last ones of `plain`.
+
+    `plain` are the updates that neither come first nor measure noise. At most one update in ten is
+    timed, or one of fewer than ten. Another plain update always remains for the training rate.
+    """
+    count = min(CLOCKED_UPDATES, max(1, num_updates // 10), len(plain) - 1)
+    return plain[-count:] if count > 0 else ()
+
+
 class Loop:
     """A training loop, which trains an engine's model on the updates of a plan.
 
@@ -109,7 +119,9 @@ class Loop:
         it calls `stopped` on every rank. If `stopped` returns the name of a signal, the training
         stops.
         """
-        clocked = self._clocked_updates()
+        plain = [each for each in range(2, self.num_updates + 1) if not self._measures_noise(each)]
+        is_pipeline = self._settings.engine.kind == "pipeline"
+        clocked = clocked_updates(plain, self.num_updates) if is_pipeline else ()
         for update in range(1, self.num_updates + 1):
             begun = perf_counter()
             for part in self._engine.parts:
@@ -166,17 +178,6 @@ class Loop:
         """
         every = self._settings.noise_every
         return every > 0 and update > max(1, self._warm_up) and update % every == 0
-
-    def _clocked_updates(self) -> frozenset[int]:
-        """Return the set of the updates to time, which is empty if the engine is not a pipeline.
-
-        These are the last updates that do not measure noise. At most one update in ten is timed.
-        """
-        if self._settings.engine.kind != "pipeline":
-            return frozenset()
-        number = self.num_updates
-        plain = [each for each in range(2, number + 1) if not self._measures_noise(each)]
-        return frozenset(plain[len(plain) - min(CLOCKED_UPDATES, max(1, number // 10)) :])
 
     def _accumulate(self, update: int, first: int, end: int) -> Tensor:
         """Accumulate gradients of an update's micro-batches `first` to `end` (exclusive)."""

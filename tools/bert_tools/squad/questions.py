@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_bert.errors import DataError
-from mlperf_bert.files import in_brief, parse_json_object, read_json, read_regular_file, reading
+from mlperf_bert.files import in_brief, parse_json_object, read_regular_file, reading
 
 _REMEDY = "pass a question set in the JSON format of SQuAD v2.0"
-_ANSWERS = 'pass a JSON object with an answer for the id of every question, "" for no answer'
 _MAX_BYTES = 2**30  # the training set of SQuAD v2.0 has 42 MB
 
 
@@ -134,18 +133,3 @@ def _question(context: str, values: dict[str, Any], name: str) -> Question:
         problem = "has no answers, but is_impossible is false"
         raise DataError(where, problem, "add an answer, or set is_impossible to true")
     return Question(identity, context, values["question"], answers)
-
-
-def read_predictions(path: Path, questions: Questions) -> dict[str, str]:
-    """Read a file of answers. Returns the answer to each of `questions`, by question id.
-
-    Raises DataError if the file is missing, is not a JSON object of texts, or has no answer for one
-    of the questions.
-    """
-    values = read_json(path, missing="is missing", remedy=_ANSWERS, max_bytes=_MAX_BYTES)
-    missing = [each.id for each in questions if not isinstance(values.get(each.id), str)]
-    if missing:
-        problem = f"contains no answer to {len(missing):,} of {len(questions):,} questions"
-        problem += f", such as {in_brief(missing[0])}"
-        raise DataError(str(path), problem, _ANSWERS)
-    return values

@@ -107,7 +107,7 @@ class SquadSettings:
     dev: Annotated[Path, "questions to score, in SQuAD v2.0's JSON"] = QUICK_DEV
     vocab: Annotated[
         Path | None,
-        "vocab.txt or tokenizer.json (default: the checkpoint's, or one made from the questions)",
+        "vocab.txt of word pieces (default: the checkpoint's, or one made from the questions)",
     ] = None
     init_checkpoint: Annotated[
         Path | None, "checkpoint of `train` or `convert` to start from (default: random weights)"
@@ -135,6 +135,9 @@ class SquadSettings:
     def __post_init__(self) -> None:
         """Check the settings. Raises ConfigError if a run with them is not possible."""
         check_bounds(self)
+        if self.vocab is not None and self.vocab.suffix == ".json":
+            problem = f"is {self.vocab.name}, but squad reads only word pieces in a vocab.txt"
+            raise ConfigError("--vocab", problem, "pass a vocab.txt, or leave out --vocab")
         if self.hidden % self.heads:
             problem = f"is {self.hidden}, which is not divisible by {self.heads} heads"
             raise ConfigError("--hidden", problem, "use a multiple of --heads")
@@ -207,15 +210,11 @@ class SquadSettings:
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SquadSettings)}
 
 
-def add_settings(parser: argparse.ArgumentParser, names: str | None = None) -> None:
-    """Add the options of the settings to a parser.
-
-    `names` lists the settings to add, separated by spaces. By default, all settings except engine
-    and seed are added.
-    """
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all settings except engine and seed to a parser."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, hint in typing.get_type_hints(SquadSettings, include_extras=True).items():
-        if name in ("engine", "seed") or (names is not None and name not in names.split()):
+        if name in ("engine", "seed"):
             continue
         (kind, *_, text), default = get_args(hint), DEFAULTS[name]
         shown: dict[str, Any]
