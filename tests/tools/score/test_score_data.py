@@ -72,6 +72,13 @@ def test_an_empty_column_of_second_texts_means_single_texts(tmp_path, name):
         read_labelled(later, FIELDS)
 
 
+def test_a_field_that_is_meant_for_other_files_may_be_missing(tmp_path):
+    fields = Fields("text", "other", "label", "--label-field", may_be_single=True)
+    assert read_labelled(written(tmp_path / "a.jsonl", ROWS), fields).seconds is None
+    pairs = written(tmp_path / "b.jsonl", [{**row, "other": "x"} for row in ROWS])
+    assert read_labelled(pairs, fields).seconds == ["x"] * 8
+
+
 def test_a_long_text_of_csv_is_read(tmp_path):
     rows = [{**row, "text": "word " * 30_000} for row in ROWS]
     assert len(read_labelled(written(tmp_path / "a.csv", rows), FIELDS).firsts[0]) == 150_000

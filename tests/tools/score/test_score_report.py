@@ -113,6 +113,19 @@ def test_a_test_file_is_scored_whole():
     assert list(drawn) == list(range(len(test)))
 
 
+def test_macro_f1_is_of_the_classes_that_the_test_file_has(monkeypatch):
+    """A class that is only predicted has no F1 of its own, so methods stay comparable."""
+    values = ["a", "b", "c"] * 5 + ["a", "b"] * 2
+    texts = classify.Texts(None, [f"t{n}" for n in range(19)], None, values)
+    monkeypatch.setattr(classify, "probe", lambda *_: np.array(["a", "b", "a", "c"]))
+    told = (lambda _: None, lambda _: None)
+    settings = classify.Settings(seeds=1, epochs=0, learning_rate=None)
+    found = classify.score_all([], classify.Examples(texts, 15), settings, *told)
+    (score,) = [each for each in found if each.way == BAG_OF_WORDS]
+    assert score.accuracy == 0.75
+    assert score.macro_f1 == pytest.approx((1 + 2 / 3) / 2)  # of a; of b, half of which is missed
+
+
 def test_spearman_by_hand():
     values = np.array([1.0, 2.0, 3.0, 4.0])
     assert similarity.spearman(values, values**3) == pytest.approx(1.0)

@@ -101,8 +101,9 @@ class Examples:
         return TEST_SHARE / (1 - TEST_SHARE) if self.is_split else 1.0
 
     def split(self, seed: int) -> tuple[Rows, Rows, Rows]:
-        """Return the training rows and the test rows of a seed, in which all classes occur.
+        """Return the training rows and the test rows of a seed.
 
+        All classes occur in both, except that the file of --test may lack some.
         Intervals come from the third rows, which count from the first test row. They are all test
         rows, or a draw with replacement from those of --test.
         """
@@ -269,10 +270,13 @@ def score_all(
         fitted(len(train))
         names, counts = np.unique(labels[train], return_counts=True)
         found.append((MOST_FREQUENT, None, np.full(len(test), names[counts.argmax()])))
+        present = np.unique(labels[test])  # the file of --test may lack classes
         for way, model, classes in found:
             measured: list[float] = []
             for wanted, given in ((test, classes), (test[drawn], classes[drawn])):
-                f1 = f1_score(labels[wanted], given, average="macro", zero_division=0)
+                f1 = f1_score(
+                    labels[wanted], given, labels=present, average="macro", zero_division=0
+                )
                 measured += [float(accuracy_score(labels[wanted], given)), float(f1)]
             scores.append(Score(way, model, seed, *measured))
     return scores

@@ -126,8 +126,10 @@ def _score(args: argparse.Namespace) -> dict[str, Any]:
     from bert_tools.score.data import Fields, read_labelled, read_pairs, read_test
     from bert_tools.score.report import SCHEMA_VERSION
 
-    fields = Fields(args.text_field, args.pair_field, args.label_field, "--label-field")
-    rated = Fields(args.text_field, args.pair_field, args.number_field, "--number-field")
+    names = args.text_field, args.pair_field
+    # With --pairs, the option --pair-field may be meant for that file alone.
+    fields = Fields(*names, args.label_field, "--label-field", may_be_single=bool(args.pairs))
+    rated = Fields(*names, args.number_field, "--number-field")
     labelled = read_labelled(args.labelled, fields) if args.labelled else None
     test = read_test(args.test, fields, labelled) if args.test and labelled else None
     pairs = read_pairs(args.pairs, rated) if args.pairs else None

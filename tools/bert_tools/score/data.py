@@ -31,12 +31,16 @@ Row = tuple[str, Mapping[str, Any]]  # its place, such as `set.jsonl: line 3`, a
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names of a file's fields. `pair` is None if the user named no second text."""
+    """The names of a file's fields. `pair` is None if the user named no second text.
+
+    `may_be_single` says that a file without the field `pair` has single texts.
+    """
 
     text: str
     pair: str | None
     value: str  # the label or the number
     value_option: str  # the option that sets `value`
+    may_be_single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,9 @@ def _read(path: Path, fields: Fields, *, needs_pair: bool) -> Texts:
     values: list[str] = []
     pair = fields.pair or PAIR_FIELD
     is_number = fields.value_option == "--number-field"
+    needs_pair |= fields.pair is not None and not fields.may_be_single
     for where, row in _rows(path):
-        is_pair = needs_pair or fields.pair is not None or not _is_empty(row.get(pair))
+        is_pair = needs_pair or not _is_empty(row.get(pair))
         if firsts and is_pair != bool(seconds):
             problem = f"has {'a' if is_pair else 'no'} second text, unlike the examples before it"
             raise DataError(where, problem, f"fill in {in_brief(pair)} in all examples or in none")
