@@ -26,7 +26,7 @@ def write_system(root, system, *, minutes, samples, nodes=1, says_ranks=False):
     return directory
 
 
-def write_run(path, minutes, samples, *, ranks=None, status="success"):
+def write_run(path, minutes, samples, *, ranks=None, status="success", **facts):
     """One run that trains on so many samples in so many minutes."""
     from mlperf_bert.run.mlperf_log import MlperfLog
 
@@ -38,7 +38,7 @@ def write_run(path, minutes, samples, *, ranks=None, status="success"):
     records = mlperf_records(path)
     start = next(each["time_ms"] for each in records if each["key"] == "run_start")
     records[-1]["time_ms"] = start + round(minutes * 60_000)
-    facts = {"submission_benchmark": "bert", "submission_division": "closed"}
+    facts |= {"submission_benchmark": "bert", "submission_division": "closed"}
     facts |= {"submission_org": "Acme", "global_batch_size": 448}
     facts |= {} if ranks is None else {"number_of_ranks": ranks}
     first = [

@@ -72,10 +72,12 @@ def end_run(run, status="success", stopped_by=None):
     (run / "outcome.json").write_bytes(outcome.to_json())
 
 
-def write_clock(root, **times):
-    """An MLPerf log of these events, at times in seconds."""
+def write_clock(root, resumed=None, **times):
+    """An MLPerf log of these events, at times in seconds. Logs of today say if they are resumed."""
     lines = ""
-    for key, at in times.items():
-        fields = {"key": key, "value": None, "time_ms": 1000 * at, "metadata": {}}
+    events = times if resumed is None else {"resumed": 0, **times}
+    for key, at in events.items():
+        value = resumed if key == "resumed" else None
+        fields = {"key": key, "value": value, "time_ms": 1000 * at, "metadata": {}}
         lines += f":::MLLOG {json.dumps(fields)}\n"
     (root / "result_0.txt").write_text(lines, encoding="ascii")

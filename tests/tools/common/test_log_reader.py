@@ -2,7 +2,13 @@
 
 import pytest
 
-from bert_tools.common.log_reader import MAX_LOG_BYTES, Record, RunLog, read_log
+from bert_tools.common.log_reader import (
+    MAX_LOG_BYTES,
+    Record,
+    RunLog,
+    read_foreign_log,
+    read_log,
+)
 from mlperf_bert.errors import DataError
 
 HOSTILE = {
@@ -26,6 +32,15 @@ def test_a_hostile_log_is_one_line(contents, reason, tmp_path):
     with pytest.raises(DataError, match=reason) as raised:
         read_log(path, "result_0.txt")
     assert str(raised.value).isprintable() and len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(("end", "count"), [("", 2), ("\n", 2), ("\n:::MLLOG {", 2), (" and", 1)])
+def test_the_last_line_counts_if_it_is_whole(tmp_path, end, count):
+    """Editors and copies leave out the last end of line, and a killed run half a record."""
+    record = ':::MLLOG {"key": "a", "value": 1, "metadata": {}, "time_ms": 1}'
+    path = tmp_path / "result_0.txt"
+    path.write_text(f"other output\n{record}\n{record}{end}")
+    assert len(read_foreign_log(path, "result_0.txt").records) == count
 
 
 def test_a_number_that_cannot_be_is_passed_over():

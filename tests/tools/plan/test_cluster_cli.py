@@ -66,6 +66,11 @@ def test_autocast_sends_fp32_gradients(asked, told):
     )
     assert autocast["communication_ms"] == pytest.approx(fp32["communication_ms"], rel=0.01)
     assert autocast["communication_ms"] > 1.9 * bf16["communication_ms"]
+    settings = "--set model.precision=bf16_autocast --set parallel.allreduce_dtype=bf16"
+    sent_as_bf16 = asked(words, settings)["communication_ms"]
+    assert 0.9 * bf16["communication_ms"] < sent_as_bf16 < 0.7 * autocast["communication_ms"]
+    # Without TF32, which the program does not use, fp32 has a sixteenth of the rate of bf16.
+    assert fp32["parts_ms"]["backward"] > 8 * bf16["parts_ms"]["backward"]
     for name in ("forward", "backward"):  # but its matrix products are those of bf16
         assert autocast["parts_ms"][name] == pytest.approx(bf16["parts_ms"][name])
     assert ", bf16_autocast, " in told(words, "--set model.precision=bf16_autocast")

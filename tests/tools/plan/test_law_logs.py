@@ -47,13 +47,16 @@ def fail(path, how):
     if how == "aborted":
         path.unlink()
         write_run(path, 5.0, 1_000_000, status="aborted")
+    elif how == "resumed":
+        path.unlink()
+        write_run(path, 5.0, 1_000_000, resumed=True)
     elif how == "cut":
         path.write_bytes(path.read_bytes()[:-200])
     else:
         path.write_text(f'{TOKEN}{{"key": "run_start", "time_ms": 1e999}}\n')
 
 
-@pytest.mark.parametrize("how", ["aborted", "cut", "hostile"])
+@pytest.mark.parametrize("how", ["aborted", "cut", "resumed", "hostile"])
 def test_one_failed_run_is_the_slowest_and_two_leave_no_score(tmp_path, how):
     directory = write_system(tmp_path, "acme", minutes=TIMES, samples=2_500_000)
     fail(directory / "result_4.txt", how)  # that of 14 minutes

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 
 import pytest
 
@@ -72,6 +73,12 @@ def test_a_resumed_run_has_no_time_to_train(tmp_path):
     (root / "run_0" / "interrupted" / "result_0_0.txt").touch()
     page = checked(page_of(root))
     assert "2 attempts" in page.words and "Time to train" not in page.words
+    # An attempt that failed before the clock started is no reason, and another run's checkpoint is.
+    write_clock(root, run_start=1, run_stop=90, resumed=False)
+    assert "Time to train" in checked(page_of(root)).words
+    shutil.rmtree(root / "run_0" / "interrupted")
+    write_clock(root, run_start=1, run_stop=90, resumed=True)
+    assert "Time to train" not in checked(page_of(root)).words
 
 
 def test_equal_runs_differ_in_nothing(tmp_path):

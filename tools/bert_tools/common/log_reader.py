@@ -72,15 +72,20 @@ def read_log(path: Path, name: str) -> RunLog:
 def read_foreign_log(path: Path, name: str) -> RunLog:
     """Read the records of another program's log, which may have other output between its records.
 
-    An incomplete last line is ignored, because the run may have been killed or may still be
-    writing. Raises DataError if the file is too large, has no record, or has a damaged record.
+    An incomplete record without an end of line is ignored at the end of the file, because the run
+    may have been killed or may still be writing. Raises DataError if the file is too large, has no
+    record, or has a damaged record.
     """
-    lines = _read_bytes(path, name).decode("utf-8", errors="replace").split("\n")[:-1]
+    lines = _read_bytes(path, name).decode("utf-8", errors="replace").split("\n")
     records = []
     for line, text in enumerate(lines, 1):
         _, token, rest = text.partition(TOKEN)
-        if token:
-            records.append(_read_record(token + rest, name, line))
+        try:
+            if token:
+                records.append(_read_record(token + rest, name, line))
+        except DataError:
+            if line < len(lines):
+                raise
     if not records:
         raise DataError(name, f"no line contains {TOKEN.strip()!r}", "pass an MLPerf log")
     return RunLog(name, tuple(records))

@@ -184,7 +184,10 @@ def read_results(root: Path) -> tuple[list[Entry], list[DataError]]:
 
 
 def _read_log(path: Path) -> RunLog:
-    """Read one log. Raises DataError if the benchmark is not bert, or if the run did not end."""
+    """Read one log.
+
+    Raises DataError if the benchmark is not bert, or if the run did not end or was resumed.
+    """
     log = read_foreign_log(path, str(path))
     benchmark = log.last_text("submission_benchmark") or _BENCHMARK
     if _BENCHMARK not in benchmark.casefold():
@@ -193,6 +196,9 @@ def _read_log(path: Path) -> RunLog:
     if not start or not stop or stop[-1].time_ms <= start[-1].time_ms:
         problem = "the run did not end"
         raise DataError(log.name, problem, "pass the log of a complete run")
+    if any(record.value is True for record in log.named("resumed")):
+        problem = "the run was resumed, so this log has only the time of its last attempt"
+        raise DataError(log.name, problem, "pass the log of a run that was not interrupted")
     return log
 
 

@@ -110,6 +110,8 @@ def read_run(folder: Path, label: str) -> Run:
     absolute = folder.absolute()
     log_path = absolute.parent / f"{absolute.name.replace('run_', 'result_')}.txt"
     log = read_if_there(log_path, lambda path: read_foreign_log(path, str(path)))
+    said = log.named("resumed") if log else []  # older logs do not have this record
+    is_resumed = said[-1].value if said else bool(attempts)
     metrics = folder / "metrics.jsonl"
     is_known = {
         "metrics.jsonl has no record, so there are no curves": records,
@@ -124,7 +126,7 @@ def read_run(folder: Path, label: str) -> Run:
         config=config,
         records=records,
         outcome=outcome,
-        time_to_train_s=_between(log, "run_start", "run_stop") if log and not attempts else None,
+        time_to_train_s=None if is_resumed or not log else _between(log, "run_start", "run_stop"),
         init_s=_between(log, "init_start", "init_stop") if log else None,
         environment=environment or {},
         attempts=attempts,

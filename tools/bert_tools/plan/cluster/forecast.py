@@ -38,8 +38,8 @@ MAX_RANKS = 200_000  # of a step, and of all drawn steps together
 DRAWS = 5  # number of simulated steps, fewer for a very large number of ranks
 _MIN_GB_S, _MAX_GB_S = 0.01, 1e6
 _EVALUATION_SAMPLES = 10_000
-_EVALUATION_BATCH = 16
 _MEAN_TOKENS, _MEAN_MASKED = 256, 38
+_EVALUATION_BATCH = 2**14 // _MEAN_TOKENS  # eager micro-batches have 2^14 tokens on a GPU
 _EVALUATION_COLLECTIVES = 3  # sums of correct predictions, of masked tokens and of the loss
 _HOST_READS = 2  # times that the host reads sums of an evaluation
 _SLURM_FACTOR, _SLURM_START_MINUTES = 1.5, 5  # see minutes_allowed
@@ -310,12 +310,14 @@ def _job_of(
     if not machine.accelerator.peak_tflops(precision):
         problem = f"is {precision}, which the accelerator {name} does not support"
         raise ConfigError("model.precision", problem, "use bf16, or another --accelerator")
+    element_bytes = ELEMENT_BYTES.get(model.precision, 4)  # autocast has fp32 gradients
     shards: dict[str, Scope] = {"zero1_node": "node", "zero1": "world"}
     return Job(
         machine=machine,
         constants=default_constants(),
         precision=precision,
-        element_bytes=ELEMENT_BYTES.get(model.precision, 4),  # autocast has fp32 gradients
+        element_bytes=element_bytes,
+        sent_fraction=2 / element_bytes if parallel.allreduce_dtype == "bf16" else 1.0,
         clip=config.clip.policy,
         bucket_cap_mb=parallel.bucket_cap_mb,
         capture="on" if config.run.step_mode == "captured" else "off",
@@ -355,7 +357,8 @@ def evaluation_ms(job: Job) -> float:
     share = math.ceil(_EVALUATION_SAMPLES / job.machine.world_size)
     micro_batches, batch = 1, share
     if job.capture == "off":
-        micro_batches, batch = math.ceil(share / _EVALUATION_BATCH), min(share, _EVALUATION_BATCH)
+        micro_batches = math.ceil(share / _EVALUATION_BATCH)
+        batch = math.ceil(share / micro_batches)
     work = even_workload(1, batch, _MEAN_TOKENS, _MEAN_MASKED)
     timing = simulate_step(job, work, np.ones(1))
     last = next(i for i, phase in enumerate(timing.phases) if phase.direction == "backward")

@@ -44,6 +44,7 @@ class Job:
     constants: Constants
     precision: MatrixPrecision
     element_bytes: int  # of a gradient
+    sent_fraction: float = 1.0  # bytes sent per byte of gradient
     clip: ClipPolicy
     bucket_cap_mb: float = DEFAULT_CAP_MB
     capture: Literal["on", "off"] = "on"
@@ -234,6 +235,7 @@ def _reduce_ms(job: Job, num_bytes: float) -> float:
     The ranks use a reduce-scatter if the optimizer state is sharded over all of them, because each
     rank then needs only its own part. Otherwise they use an all-reduce.
     """
+    num_bytes *= job.sent_fraction
     scattered = job.sharding == "world" or (job.sharding == "node" and job.machine.nodes == 1)
     network = job.network
     return (network.reduce_scatter_ms if scattered else network.all_reduce_ms)(num_bytes)
