@@ -57,6 +57,15 @@ def test_every_link_leads_somewhere():
     assert wrong == []
 
 
+def test_lines_of_the_program_that_the_reviewers_page_shows_are_its_lines():
+    page = (PACKAGES[0] / "README.md").read_text("utf-8")
+    (table,) = re.findall(r"^\| question \| answer \| line \|\n\|---.*\n((?:\|.*\n)+)", page, re.M)
+    shown = [row.rsplit("|", 2)[1].strip().strip("`") for row in table.splitlines()]
+    program = (PACKAGES[0] / "mlperf_bert/train.py").read_text("utf-8")
+    assert len(shown) == 8
+    assert [line for line in shown if program.count(f" {line}") != 1] == []
+
+
 def test_every_page_is_found_from_the_index():
     index = DOCS / "index.md"
     linked = {(DOCS / target).resolve() for target, _ in LINK.findall(index.read_text("utf-8"))}

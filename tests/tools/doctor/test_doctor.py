@@ -89,7 +89,7 @@ def test_the_whole_of_it_with_two_ranks(tiny_config, capfd):
     *found, summed = capfd.readouterr().out.splitlines()
     assert {line.split()[1].split(".")[0] for line in found} == {"machine", "disk", "packages"}
     assert status == int(any(line.startswith("fail") for line in found))
-    assert summed.startswith("all-reduce: 2 ranks over gloo: all sums are exact, ")
+    assert summed.startswith("all-reduce: 2 ranks with gloo over ")
 
 
 def test_the_ranks_of_the_config_are_started(tiny_config, monkeypatch, capsys):
