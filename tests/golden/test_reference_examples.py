@@ -33,7 +33,7 @@ SETS = {name: dict(zip(SETTINGS, sizes, strict=True)) for name, sizes in SIZES.i
 
 def made(maker, text, vocab, **settings):
     vocabulary = load_vocabulary(vocab)
-    documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary), split=False)
+    documents = tokenize_documents(read_text(text).text, Tokenizer(vocabulary))
     return maker(documents, vocabulary, ShardSettings(**settings))
 
 

@@ -1,12 +1,13 @@
 """Initial weights are checked before a run begins, by `train` and by run_and_time.sh alike."""
 
+import shutil
 import sys
 from dataclasses import replace
 
 import pytest
 
 from mlperf_bert.__main__ import main
-from mlperf_bert.checkpoint.manifest import MANIFEST, read_manifest, resolve
+from mlperf_bert.checkpoint.manifest import MANIFEST, read_config, read_manifest, resolve
 from mlperf_bert.data.index import Manifest
 from support import mlperf_records, refusal, run_process
 
@@ -83,3 +84,23 @@ def test_a_closed_run_begins_with_the_weights_that_its_file_names(
     logs = [weights.parents[1], tmp_path, tmp_path / "more"]
     began = [mlperf_records(log / "result_0.txt", "initial_weights")[0]["value"] for log in logs]
     assert began == ["random", "checkpoint", "checkpoint"]
+
+
+def test_a_resumed_run_keeps_the_weights_that_it_began_with(
+    weights, synthetic_data, tiny_config, tmp_path, capsys
+):
+    steps = ("--set", "run.max_steps=3", "--set", "checkpoint.interval_steps=1")
+    places = ("--config", tiny_config, "--data", synthetic_data, "--run-dir", tmp_path / "run")
+    words = ["train", *map(str, (*places, *steps))]
+    assert main([*words, "--init-checkpoint", str(weights)]) == 3
+    own = tmp_path / "run/run_0"
+    (own / "outcome.json").unlink()
+    shutil.rmtree(resolve(own / "checkpoints"))
+    on = [*words, "--resume", "auto"]
+    other = shutil.copytree(weights, tmp_path / "other")
+    line = refusal(capsys, *on, "--init-checkpoint", other)
+    assert f"run.init_checkpoint: is {str(other)!r}, but the run to resume has " in line
+    assert main(on) == 3
+    (record,) = mlperf_records(tmp_path / "run/result_0.txt", "initial_weights")
+    assert record["value"] == "checkpoint"
+    assert read_config(own / "checkpoints").run.init_checkpoint == str(weights)

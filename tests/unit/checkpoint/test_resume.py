@@ -225,6 +225,16 @@ def test_a_first_start_is_said(tiny_config, synthetic_data, tmp_path, capsys):
     assert line not in capsys.readouterr().out
 
 
+def test_latest_is_the_last_checkpoint_of_a_run_that_was_killed_after_it(resumed, whole, tmp_path):
+    """Killed before LATEST was written, so another command would take an older checkpoint."""
+    run = shutil.copytree(whole, tmp_path / "run") / "run_0"
+    (run / "outcome.json").unlink()
+    (run / "checkpoints/LATEST").write_text("step_00000016\n")
+    assert resumed() == MISSED
+    assert (run / "checkpoints/LATEST").read_text() == "step_00000020\n"
+    assert (run / "outcome.json").exists()
+
+
 def test_what_ended_before_its_clock_began_is_no_part_of_the_run(resumed, killed):
     lose_checkpoints(killed)
     log = (killed / "result_0.txt").read_text().splitlines(keepends=True)

@@ -59,7 +59,6 @@ def test_another_preparation_in_the_same_directory_is_refused(prepare, from_text
         ({"dupe_factor": 4}, "dupe_factor = 5"),
         ({"max_seq_length": 128}, "max_seq_length = 64"),
         ({"max_predictions": 9}, "max_predictions = 10"),
-        ({"split_sentences": True}, "split_sentences = False"),
         ({"vocab": other}, "differs from the vocabulary that was passed"),
         ({"paths": [changed, texts[1]]}, "text sha256"),
         ({"paths": [*texts, twin]}, "same base name"),
@@ -155,15 +154,6 @@ def test_failure_while_writing_leaves_nothing(prepare, texts, tmp_path, monkeypa
     with pytest.raises(DataError, match="No space left"):
         prepare(texts)
     assert contents(tmp_path / "set") == {}
-
-
-def test_paragraphs_are_split_into_sentences(prepare, tmp_path):
-    sentences = tmp_path / "same.txt"
-    sentences.write_text("One is here.\nTwo is wrapped over lines.\n\nThree. ends it!\nFour.\n")
-    expected = prepare([sentences], out=tmp_path / "a")
-    sentences.write_text("\n One is here. Two is\nwrapped over lines.\n\n\nThree. ends it! Four.")
-    found = prepare([sentences], out=tmp_path / "b", split_sentences=True)
-    assert [shard.sha256 for shard in found.shards] == [shard.sha256 for shard in expected.shards]
 
 
 LEFT_BY_KILLED_RUNS = [

@@ -108,7 +108,7 @@ def test_a_sentence_within_a_document_follows_white_space(tmp_path):
     path = saved(tmp_path / "tokenizer.json", byte_level())
     vocabulary = load_any_vocabulary(path)
     text = "was it\nwas it\n\nwas it"
-    documents = tokenize_documents(text, make_encoder(vocabulary), split=False)
+    documents = tokenize_documents(text, make_encoder(vocabulary))
     sentences = np.split(documents.tokens, documents.sentence_offsets[1:-1])
     plain = [
         byte_level().encode(text, add_special_tokens=False).ids for text in ("was it", " was it")

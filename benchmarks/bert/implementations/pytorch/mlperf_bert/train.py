@@ -24,7 +24,7 @@ from mlperf_bert.checkpoint.load import (
     load_weights,
     restore_rank_states,
 )
-from mlperf_bert.checkpoint.manifest import LATEST, CheckpointState, read_config
+from mlperf_bert.checkpoint.manifest import LATEST, CheckpointState
 from mlperf_bert.checkpoint.resume import (
     NEW_RUN,
     Start,
@@ -374,11 +374,8 @@ def _begin_log(
 
     A new run from the checkpoint of another run also writes where that checkpoint is.
     """
-    init_checkpoint = config.run.init_checkpoint
-    if start.checkpoint is not None and info.rank == 0:  # the log states what the run started with
-        init_checkpoint = read_config(start.checkpoint).run.init_checkpoint
-        if not start.continues:
-            directory.write_started_from(start.checkpoint)
+    if start.checkpoint is not None and info.rank == 0 and not start.continues:
+        directory.write_started_from(start.checkpoint)
     log = MlperfLog(directory.mlperf_log if info.rank == 0 else None)
     log.init_start(cache_cleared=cache_cleared)
     log.submission(config)
@@ -390,7 +387,7 @@ def _begin_log(
         number_of_nodes=-(-info.world_size // info.local_world_size),
         number_of_ranks=info.world_size,
         resumed_from=({"step": start.step, "samples": start.samples} if start.is_resumed else None),
-        initial_weights="checkpoint" if init_checkpoint else "random",
+        initial_weights="checkpoint" if config.run.init_checkpoint else "random",
     )
     return log
 

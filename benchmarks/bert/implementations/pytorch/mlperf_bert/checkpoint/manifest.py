@@ -175,7 +175,7 @@ def resolve(directory: Path) -> Path:
     """
     if is_file(directory / MANIFEST):
         return directory
-    name = _latest(directory / LATEST)
+    name = read_latest(directory / LATEST)
     if name is None:
         remedy = _instead_of(directory)
         check_directory(directory, remedy)
@@ -211,7 +211,7 @@ def _instead_of(directory: Path) -> str:
     return A_CHECKPOINT
 
 
-def _latest(path: Path) -> str | None:
+def read_latest(path: Path) -> str | None:
     """Return the name of the checkpoint in a file LATEST, or None if it is missing or malformed."""
     try:
         return read_regular_file(path, 100).decode("ascii").strip()

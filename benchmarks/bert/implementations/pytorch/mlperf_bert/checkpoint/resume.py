@@ -5,6 +5,7 @@ a checkpoint. It also compares the kernels that the setting "auto" selects, betw
 the checkpoint.
 """
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -64,7 +65,8 @@ class Start:
     `continues` is True if the run continues the earlier one in its directory. `is_resumed` is True
     if an earlier attempt had already started the run's clock. `seed` is None until it is known.
     `remarks` are lines to print for the user. `ended` is the outcome of a finished run, which
-    cannot be resumed. `new_run_by` contains the options that start a new run, if a script or
+    cannot be resumed. `init_checkpoint` is the setting with which the run of the checkpoint began.
+    `new_run_by` contains the options that start a new run, if a script or
     another command started this run.
     """
 
@@ -75,6 +77,7 @@ class Start:
     seed: int | None = None
     remarks: tuple[str, ...] = ()
     ended: RunOutcome | None = None
+    init_checkpoint: str = ""
     new_run_by: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
@@ -127,6 +130,13 @@ def find_start(
     else:
         found = _from_elsewhere(Path(resume), config, new_run_by)
     return replace(found, new_run_by=new_run_by)
+
+
+def with_first_weights(config: RunConfig, start: Start) -> RunConfig:
+    """Return the config of a run, which still names the weights that a resumed run began with."""
+    if start.state is None:
+        return config
+    return replace(config, run=replace(config.run, init_checkpoint=start.init_checkpoint))
 
 
 def check_data(start: Start, data_sha256: str, data_dir: Path) -> None:
@@ -182,6 +192,7 @@ def _newest_of(directory: RunDirectory, config: RunConfig, new_run_by: str | Non
             seed=state.seed,
             remarks=(*remarks, *_other_code(path)),
             ended=ended,
+            init_checkpoint=read_config(path).run.init_checkpoint,
         )
     if ended is None and has_had_checkpoints(directory.checkpoints):
         problem = f"has no usable checkpoint ({', '.join(remarks) or 'all of them are gone'})"
@@ -213,7 +224,12 @@ def _from_elsewhere(directory: Path, config: RunConfig, new_run_by: str | None) 
     remarks = [f"{_in_words(path, state)}, with its seed {state.seed}", *_other_code(path)]
     remarks += allowed_differences(path, state, config, new_run_by)
     return Start(
-        checkpoint=path, state=state, is_resumed=True, seed=state.seed, remarks=tuple(remarks)
+        checkpoint=path,
+        state=state,
+        is_resumed=True,
+        seed=state.seed,
+        remarks=tuple(remarks),
+        init_checkpoint=read_config(path).run.init_checkpoint,
     )
 
 
@@ -266,7 +282,10 @@ def check_same(
     old = read_config(checkpoint)
     _check_fixed(checkpoint, state, old, new, new_run_by)
     check_seed(state.seed, new)
-    for name, before, now in _differences(old, new):
+    weights = old.run.init_checkpoint, new.run.init_checkpoint
+    other_weights = weights[1] and len({os.path.realpath(each) for each in weights}) > 1
+    changed = [("run.init_checkpoint", *weights)] if other_weights else []
+    for name, before, now in [*changed, *_differences(old, new)]:
         problem = f"is {now!r}, but the run to resume has {before!r}"
         new_run = new_run_by or f"--resume {shlex.quote(str(checkpoint))} --run-dir NEW"
         raise ConfigError(name, problem, f"undo this change, or start a new run with {new_run}")

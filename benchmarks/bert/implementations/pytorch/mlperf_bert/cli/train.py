@@ -216,6 +216,7 @@ def _train_watched(
     Loading torch from a cold disk takes a long time, so the caller has already started to print
     progress lines.
     """
+    from mlperf_bert.checkpoint.resume import with_first_weights
     from mlperf_bert.data.make_loader import dismiss_reader
     from mlperf_bert.distributed.session import from_rank_zero, in_session
     from mlperf_bert.run.directory import RunDirectory
@@ -234,7 +235,7 @@ def _train_watched(
             drawn, wanted = secrets.randbits(SEED_BITS), config.run.seed
             seed = from_rank_zero(info, drawn if wanted == "random" else wanted)
         outcome = train(
-            config,
+            with_first_weights(config, start),
             info,
             device,
             directory,
@@ -290,6 +291,7 @@ def _agree_on_start(
     All ranks must call this function.
     """
     from mlperf_bert.checkpoint.first_weights import check_first_weights
+    from mlperf_bert.checkpoint.manifest import LATEST, read_latest
     from mlperf_bert.checkpoint.resume import NEW_RUN, Start, find_start
     from mlperf_bert.distributed.session import from_rank_zero, on_rank_zero
     from mlperf_bert.files import is_there, names_in, write_file
@@ -310,6 +312,9 @@ def _agree_on_start(
             check_first_weights(config, args.data)
         if ended is not None:
             if not is_there(directory.outcome):  # it was killed right after its last checkpoint
+                last, latest = found[0].checkpoint, directory.checkpoints / LATEST
+                if last is not None and read_latest(latest) != last.name:
+                    write_file(latest, f"{last.name}\n".encode())
                 write_file(directory.outcome, ended.to_json())
             line = f"run {directory.index} of {directory.root} has already ended, "
             line += f"after {ended.steps:,} steps"

@@ -104,7 +104,6 @@ class ShardSettings:
     max_predictions: int
     seed: int
     dupe_factor: int
-    split_sentences: bool = False
     pick_eval: int | None = None
     segments: Segments = "pair"
 

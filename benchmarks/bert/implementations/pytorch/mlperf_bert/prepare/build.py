@@ -334,7 +334,7 @@ def make_shard(job: ShardJob) -> Tally:
     if is_finished(job, source_sha256):
         return _tally(Shard(job.shard_path).arrays().input_ids, vocabulary)
     encoder = make_encoder(vocabulary)
-    documents = tokenize_documents(source.text, encoder, split=settings.split_sentences)
+    documents = tokenize_documents(source.text, encoder)
     del source
     tally = _tally(documents.tokens, vocabulary)
     # With a single document the reference would silently pair it with itself and call the second

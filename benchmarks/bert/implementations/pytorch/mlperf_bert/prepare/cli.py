@@ -85,13 +85,6 @@ def _add_examples(parser: argparse.ArgumentParser) -> None:
         "--pick-eval",
         "with --text: keep only N evenly spaced examples, such as MLPerf's 10000 (default: all)",
     )
-    made.add_argument(
-        "--split-sentences",
-        action="store_true",
-        default=None,
-        help="with --text: read files with paragraphs instead of one sentence per line, and an "
-        "empty line between documents",
-    )
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +116,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 _OPTIONS = {
     "text": (
         *("vocab", "segments", "max_seq_length", "max_predictions", "dupe_factor", "seed"),
-        *("workers", "pick_eval", "split_sentences"),
+        *("workers", "pick_eval"),
     ),
     "hdf5": ("vocab", "max_seq_length", "max_predictions", "workers"),
     "embedded": ("config", "set", "seed"),
@@ -162,7 +155,6 @@ def _prepare_text(args: argparse.Namespace, workers: int) -> None:
         dupe_factor=_given(args.dupe_factor, passes),
         seed=_given(args.seed, SEED),
         segments=args.segments or "pair",
-        split_sentences=bool(args.split_sentences),
         pick_eval=args.pick_eval,
     )
     manifest = prepare_text(args.text, args.vocab, args.out, settings, workers=workers)

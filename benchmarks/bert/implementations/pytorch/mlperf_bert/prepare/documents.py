@@ -1,8 +1,7 @@
 r"""Read text files as documents of token ids: split sentences, clean and tokenize them.
 
-Files are UTF-8, and lines end only at \n. In a sentence file, each line is a sentence, and an empty
-line separates documents. In a paragraph file (`split_sentences`), an empty line also separates
-documents. The lines of such a document are joined with spaces and then split into sentences.
+Files are UTF-8, and lines end only at \n. Each line is a sentence, and an empty line separates
+documents. `split_sentences` makes such lines of paragraphs.
 
 A sentence ends at one or more of `.`, `!` and `?`, together with the closing quotes and brackets
 after them. White space must follow, and then an upper-case letter, a digit, or an opening quote or
@@ -13,7 +12,6 @@ single letter (an initial such as `J. Smith`, or `U.S.`), unless that letter is 
 import hashlib
 import re
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,13 +115,12 @@ def read_text(path: Path) -> SourceText:
     return SourceText(text, hashlib.sha256(contents).hexdigest())
 
 
-def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documents:
-    """Split a text into documents, and tokenize them.
+def tokenize_documents(text: str, tokenizer: Encoder) -> Documents:
+    """Split a text with one sentence per line into documents, and tokenize them.
 
-    `split` is True for a file of paragraphs, and False for a file with one sentence per line.
     Documents without any token are dropped.
     """
-    lines = _sentence_lines(text) if split else (line.strip() for line in text.split("\n"))
+    lines = (line.strip() for line in text.split("\n"))
     tokens = bytearray()
     sentence_offsets = array("q", [0])  # into `tokens`, in bytes
     document_offsets = array("q", [0])
@@ -145,15 +142,3 @@ def tokenize_documents(text: str, tokenizer: Encoder, *, split: bool) -> Documen
 def _end_document(document_offsets: "array[int]", num_sentences: int) -> None:
     if num_sentences > document_offsets[-1]:  # Otherwise the document is empty.
         document_offsets.append(num_sentences)
-
-
-def _sentence_lines(text: str) -> Iterator[str]:
-    paragraph: list[str] = []
-    for line in [*text.split("\n"), ""]:
-        stripped = line.strip()
-        if stripped:
-            paragraph.append(stripped)
-        elif paragraph:
-            yield from split_sentences(" ".join(paragraph))
-            yield ""
-            paragraph = []
