@@ -135,6 +135,13 @@ def test_a_directory_is_no_name(bert, hub):
     shutil.copytree(bert, NAME)
     assert as_checkpoint(Path(NAME), Path("out")) == Path("out")
     assert hub == [] and "hub_name" not in read_manifest(Path("out")).origin
+    later = shutil.copytree(bert, Path("later") / Path(NAME).name)
+    assert as_checkpoint(later, Path("out")) == Path("out")  # the same weights elsewhere
+    with (later / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"?")
+    with pytest.raises(ConfigError, match="from weights other than later"):
+        as_checkpoint(later, Path("out"))
     shutil.rmtree(NAME)
     assert as_checkpoint(Path(NAME), Path("out")) == Path("out")  # a directory that is gone
     with pytest.raises(ConfigError, match="from weights other than an-owner/other"):

@@ -11,6 +11,7 @@ from mlperf_bert.__main__ import main
 from mlperf_bert.distributed import spawn
 from mlperf_bert.run import console
 from own_texts import write_letters
+from support import refusal
 
 SETTINGS = (
     *("model.hidden_size=32", "model.intermediate_size=64", "model.num_layers=1"),
@@ -44,3 +45,18 @@ def test_a_text_is_trained_longer(tmp_path, monkeypatch, capsys, is_finished):
     assert "already prepared with these settings" in capsys.readouterr().out
     assert "6 steps of 32 sequences" in (new / "exported/README.md").read_text()
     assert not (new / "data").exists()
+
+
+def test_a_mask_in_the_text_prevents_no_export(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "usable_cpus", lambda: {0})
+    monkeypatch.setattr(spawn, "run_on_ranks", lambda words, _ranks, **_: main(words))
+    text, out = write_letters(tmp_path / "a text", 160), tmp_path / "an out"
+    words = ["pretrain", str(text), "--out", str(out), *(f"--set={each}" for each in SETTINGS)]
+    never = refusal(capsys, *words, "--set", "checkpoint.interval_steps=never")
+    assert "checkpoint.interval_steps: is 'never', but the model is exported" in never
+    assert main([*words, "--set", "schedule.decay_steps=2"]) == 0
+    shutil.rmtree(out / "exported")
+    (out / "data/text/eval.txt").write_text("a b [MASK] c d e f g h\n")
+    capsys.readouterr()
+    assert main([*words, "--only", "finish"]) == 0
+    assert (out / "exported/README.md").exists() and "example:" not in capsys.readouterr().out

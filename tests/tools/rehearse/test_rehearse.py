@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,16 @@ def test_the_first_steps_are_those_of_the_run(tiny, trained, tmp_path, capsys):
     tokens = 16 * third["tokens_per_s"] / third["samples_per_s"]  # of 16 sequences
     assert f" {tokens:,.0f} tokens" in said["step"]
     assert "result_0.txt" in said["files"] and "optimizer's state" in said["checkpoints"]
+
+
+def test_the_disk_needs_space_for_as_many_checkpoints_as_are_written(
+    tiny, tmp_path, capsys, monkeypatch
+):
+    data, config = tiny
+    words = ["--config", config, "--data", data, "--run-dir", tmp_path / "run", "--rehearse", 0]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=500_000))
+    assert "checkpoints need up to" in refusal(capsys, "train", *words)  # three of 0.27 MB
+    assert "found" in rehearsed(capsys, *words, "--set", "checkpoint.interval_steps=0")
 
 
 FAULTS = {

@@ -2,9 +2,11 @@
 
 import json
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
+from bert_tools.tune.study import report_point
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
 
@@ -54,6 +56,19 @@ def test_the_best_config_trains_at_least_as_long_as_a_trial(tmp_path, studied, s
     studied(space=space, trials=1, samples=samples, more=more)
     best = load_config(tmp_path / "study" / "best.toml")
     assert (best.parallel.local_batch_size, best.run.max_steps) == (8, steps)
+
+
+@pytest.mark.parametrize(
+    ("samples", "reported"),
+    [((32, 64, 96), [(0.3, 1)]), ((128, 256, 384), [(0.4, 2), (0.3, 4), (0.2, 6)])],
+)
+def test_trials_of_other_batches_are_compared_at_equal_samples(samples, reported):
+    """The study's interval is 64. MLPerf's grows with the batch, and a trial's may be shorter."""
+    found, last = [], 0
+    trial = SimpleNamespace(report=lambda value, number: found.append((round(value, 9), number)))
+    for each, accuracy in zip(samples, (0.6, 0.7, 0.8), strict=True):
+        last = report_point(trial, last, 64, each, accuracy)
+    assert found == reported and last == reported[-1][1]
 
 
 def test_a_miss_is_called_one(tmp_path, study_words, capsys):
@@ -154,7 +169,7 @@ def test_mistakes_are_one_line(tmp_path, studied):
         ({"samples": 31}, "first evaluation is after 32"),
         ({"study": "/proc"}, ".study.lock cannot be created"),  # where nobody can write
         ({"space": "unknown"}, "SPACE"),
-        ({"data": "nowhere"}, "prepare the data first"),
+        ({"data": "nowhere"}, "create the set with `mlperf_bert prepare`"),
         ({"trainer": tmp_path / "command"}, "--trainer"),
         ({"more": ("--set", "eval.target_accuracy=none")}, "a search needs a target"),
     ):

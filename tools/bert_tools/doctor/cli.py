@@ -207,12 +207,7 @@ OPTIONAL = (
     ),
     Package("nvidia-dali", "nvidia.dali", "data.loader 'dali'", install="install the extra 'dali'"),
     Package("triton", "triton", "fused kernels on a GPU", install="install triton"),
-    Package(
-        "mpi4py",
-        "mpi4py",
-        "data.loader 'mpi_readers'",
-        install="install the extra 'mpi' and an MPI library",
-    ),
+    Package("mpi4py", "mpi4py", "data.loader 'mpi_readers'", install="install MPI and extra 'mpi'"),
 )
 
 

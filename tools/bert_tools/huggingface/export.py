@@ -83,7 +83,7 @@ def export_huggingface(checkpoint: Path, out: Path, vocabulary: Path | None = No
     words = vocabulary_of(found, manifest.vocabulary_sha256, vocabulary)
     run_config = read_config(found)
     model = run_config.model
-    facts = read_facts(found.absolute().parents[1], state.step)
+    facts = read_facts(found.absolute().parent.parent, state.step)
     tensors = read_tensors(found / MODEL)
     if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != {
         name: (shape, torch.float32) for name, shape in parameter_shapes(model).items()

@@ -22,12 +22,6 @@ RUNS = 10
 LOG_NAMES = tuple(f"result_{number}.txt" for number in range(RUNS))
 
 Problems = list[DataError]
-STATUSES = (
-    "Available on-premise",
-    "Available cloud",
-    "Preview",
-    "Research, Development, or Internal (RDI)",
-)
 DIVISIONS = ("closed", "open")
 # Part of a value that nobody has measured yet. The command `system` replaces such values.
 UNKNOWN = "unknown until measured"
@@ -35,7 +29,7 @@ UNKNOWN = "unknown until measured"
 # Fields that are whole numbers written as strings, with their smallest values.
 _COUNTS = {"number_of_nodes": 1, "host_processors_per_node": 1, "accelerators_per_node": 0}
 _NEVER_EMPTY = ("submitter", "system_name", "framework")
-_USED = ("division", "status", *_COUNTS, *_NEVER_EMPTY)  # fields that our checks need
+_USED = ("division", *_COUNTS, *_NEVER_EMPTY)  # fields that our checks need
 # Records that a log of ours (mlperf_log.py) has exactly once, each with the name of its field in
 # RunFacts (None if it has no field) and its type.
 _SINGLE: Mapping[str, tuple[str | None, type]] = {
@@ -54,7 +48,6 @@ _SINGLE: Mapping[str, tuple[str | None, type]] = {
     "run_start": (None, type(None)),
     "run_stop": (None, type(None)),
 }
-_OPTIONAL = ("initial_weights",)  # missing from older logs, and required in the closed division
 # Records before `init_stop` that may differ among the ten runs, or that are checked run by run.
 _OF_ONE_RUN = (
     "cache_clear",
@@ -76,10 +69,10 @@ _MS_PER_MINUTE = 60_000
 class RunFacts:
     """Facts about one run, read from its log.
 
-    `initial_weights` is "checkpoint" or "random", or None if the log does not record it. `accuracy`
-    is the last measured accuracy. `minutes` is the time from `run_start` to `run_stop`.
-    `first_evaluation` is the number of samples before the first evaluation. `settings` are the
-    records that all runs of a system must share, for example the hyper-parameters.
+    `initial_weights` is "checkpoint" or "random". `accuracy` is the last measured accuracy.
+    `minutes` is the time from `run_start` to `run_stop`. `first_evaluation` is the number of
+    samples before the first evaluation. `settings` are the records that all runs of a system must
+    share, for example the hyper-parameters.
     """
 
     name: str
@@ -89,7 +82,7 @@ class RunFacts:
     quality_target: float
     rules_enforced: bool
     resumed: bool
-    initial_weights: str | None
+    initial_weights: str
     nodes: int
     ranks: int
     cache_cleared: bool
@@ -192,8 +185,6 @@ def _check_run(run: RunFacts) -> Iterator[DataError]:
         yield DataError(run.name, problem, remedy)
     if not may_begin_with(run.initial_weights, run.division):
         problem = f"the closed division forbids initial_weights {in_brief(run.initial_weights)}"
-        if run.initial_weights is None:
-            problem = "the log does not record which weights the run began with (initial_weights)"
         remedy = (
             "rerun from MLPerf's checkpoint (INIT_CHECKPOINT, --init-checkpoint), or use the open "
             "division"
@@ -294,9 +285,8 @@ def unknown_fields(description: Mapping[str, object]) -> list[str]:
 def _check_value(field: str, value: str) -> list[str]:
     if (field, value) == ("host_processors_per_node", UNKNOWN):
         return []
-    choices = {"division": DIVISIONS, "status": STATUSES}.get(field)
-    if choices and value not in choices:
-        return [f"{field} must be one of {', '.join(map(repr, choices))}, not {in_brief(value)}"]
+    if field == "division" and value not in DIVISIONS:
+        return [f"{field} must be one of {', '.join(map(repr, DIVISIONS))}, not {in_brief(value)}"]
     if field in _NEVER_EMPTY and not value.strip():
         return [f"{field} is empty"]
     least = _COUNTS.get(field)
@@ -342,24 +332,23 @@ def read_facts(log: RunLog) -> RunFacts:
 
 
 def _single_values(log: RunLog) -> dict[str, Any]:
-    """Return the values of the log's records that must occur at most once (`_SINGLE`).
+    """Return the values of the log's records that must occur once (`_SINGLE`).
 
     Raises DataError, as `read_facts` does.
     """
     found = {key: log.named(key) for key in _SINGLE}
-    missing = [key for key, records in found.items() if not records and key not in _OPTIONAL]
+    missing = [key for key, records in found.items() if not records]
     if missing:
         problem = f"has no record of {', '.join(missing)}, so the run did not end or is too old"
         raise DataError(log.name, problem, _RERUN)
-    present = {key: records for key, records in found.items() if records}
-    for key, records in present.items():
+    for key, records in found.items():
         value, kind = records[0].value, _SINGLE[key][1]
         if len(records) > 1:
             raise DataError(log.name, f"has {len(records)} records of {key} instead of one", _RERUN)
         if not _has_type(value, kind):
             wanted = "null" if kind is type(None) else f"of type {kind.__name__}"
             raise DataError(log.name, f"{key} must be {wanted}, not {in_brief(value)}", _RERUN)
-    return {key: records[0].value for key, records in present.items()}
+    return {key: records[0].value for key, records in found.items()}
 
 
 def _settings(log: RunLog) -> dict[str, Any]:

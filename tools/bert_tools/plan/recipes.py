@@ -295,8 +295,7 @@ Accelerator = Literal["a100", "h100", "h200"]
 ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
 
 # The largest micro-batches, in sequences. NVIDIA ran 56 without padding in 80 GB, and 48 packs of
-# about two sequences, which is the limit for an H100. On a single H200, 448 need 114 GiB by
-# computation, and nobody has run them. If there are several H200, the limit is that of an H100.
+# about two sequences, which is the limit for an H100 and several H200. 448 were not run, but fit.
 _MAX_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
 _MAX_ON_ONE_GPU = {"h200": 448}
 

@@ -13,6 +13,7 @@ from mlperf_bert.config.files import find_config, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import Precision
 from mlperf_bert.errors import CheckpointError, ConfigError
+from mlperf_bert.files import file_digest, write_file
 from mlperf_bert.machine import bf16_instructions, usable_cpus
 from mlperf_bert.run.console import ProgressLines, as_clock
 
@@ -82,12 +83,13 @@ class Plan:
         )
 
 
-def as_checkpoint(given: Path, converted: Path) -> Path:
+def as_checkpoint(given: Path, converted: Path, vocabulary: Path | None = None) -> Path:
     """Return the initial weights as a checkpoint, converted from Hugging Face's format if needed.
 
     The result is `given` if that is a checkpoint, otherwise `converted`. A resumed command neither
-    downloads nor converts weights again. If the weights have no masked-LM head, the head is
-    randomly initialized. Raises CheckpointError, ConfigError or DataError.
+    downloads nor converts weights again, and compares those of a directory by their digest. If the
+    weights have no masked-LM head, the head is randomly initialized. `vocabulary` is that of the
+    weights, or None if it is in their directory. Raises CheckpointError, ConfigError or DataError.
     """
     from bert_tools.huggingface.conversion import (
         HEAD,
@@ -95,14 +97,17 @@ def as_checkpoint(given: Path, converted: Path) -> Path:
         write_checkpoint,
     )
     from bert_tools.huggingface.hub import is_origin, open_weights
-    from bert_tools.huggingface.reader import is_huggingface
+    from bert_tools.huggingface.reader import REMEDY, SINGLE, is_huggingface
     from mlperf_bert.checkpoint.manifest import read_manifest
     from mlperf_bert.checkpoint.weights_directory import EITHER, check_directory, is_hub_name
 
     if given.exists() and not is_huggingface(given):
         return given
+    digest = converted.with_name(f"{converted.name}.sha256")  # of the file that was converted
     if converted.exists():
-        if not is_origin(given, read_manifest(converted).origin):
+        is_known = digest.exists() and given.exists()
+        is_other = is_known and digest.read_text() != file_digest(given / SINGLE, REMEDY)
+        if is_other or not is_origin(given, read_manifest(converted).origin):
             problem = f"was converted from weights other than {given}"
             raise ConfigError(str(converted), problem, "pass another --out")
         return converted
@@ -110,8 +115,10 @@ def as_checkpoint(given: Path, converted: Path) -> Path:
         check_directory(given, EITHER, accepts_names=True)
     source = open_weights(given)
     with ProgressLines().never_silent(lambda: f"converting {given}"):
-        plan = plan_conversion(source, None, "draw")
+        plan = plan_conversion(source, vocabulary, "draw")
         write_checkpoint(plan, converted, {"format": "huggingface", **source.origin})
+        if not is_hub_name(given):
+            write_file(digest, file_digest(given / SINGLE, REMEDY).encode())
     head = f" (it has no {HEAD}, which is initialized at random)" if plan.drawn else ""
     print(f"converted {given} ({source.form}) to {converted}{head}", flush=True)
     return converted

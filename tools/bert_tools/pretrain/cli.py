@@ -140,9 +140,12 @@ def _text_to_model(args: argparse.Namespace) -> int:
     run_dir = args.out / RUN
     if args.init_checkpoint is not None:
         converted = args.out.absolute() / CONVERTED  # `--only finish` may run in another directory
-        args.init_checkpoint = as_checkpoint(args.init_checkpoint, converted)
+        args.init_checkpoint = as_checkpoint(args.init_checkpoint, converted, args.vocab)
     with ProgressLines().never_silent(lambda: "choosing the model"):
         plan = choose(args)
+        if plan.config.checkpoint.interval_steps == "never":
+            problem = "is 'never', but the model is exported from the last checkpoint"
+            raise ConfigError("checkpoint.interval_steps", problem, "use 'auto' or a number")
         is_over = (run_dir / "run_0" / "outcome.json").exists()
         lines = [plan.in_words(), *([] if is_over else [expected(plan)])]
     print(*lines, sep="\n", flush=True)
@@ -348,8 +351,10 @@ def _example(model: "BertForPretraining", checkpoints: Path, data: Path) -> str 
     masked = max(range(len(words) // 2, len(words)), key=lambda number: words[number].isalpha())
     text = " ".join([*words[:masked], MASK, *words[masked + 1 :]])
     try:
-        (candidates,) = fill(model, vocabulary, text, 3)
-    except ConfigError:  # the sentence is longer than the model's limit, or it contains a mask
+        found = fill(model, vocabulary, text, 3)
+    except ConfigError:  # the sentence is longer than the model's limit
         return None
-    predicted = ", ".join(f"{each.token} {each.probability:.2f}" for each in candidates)
+    if len(found) > 1:  # the sentence itself contains a mask
+        return None
+    predicted = ", ".join(f"{each.token} {each.probability:.2f}" for each in found[0])
     return one_line(f"{text} ({words[masked]}): {predicted}")

@@ -183,7 +183,8 @@ def _files(
     yield f"checkpoints: {_gib(size)} each in {paths.checkpoints}, of which {written}"
     if run_dir is None:
         return
-    free, needed = shutil.disk_usage(there).free, (config.checkpoint.keep_last + 1) * size
+    most = 1 if config.checkpoint.interval_steps == 0 else config.checkpoint.keep_last + 1
+    free, needed = shutil.disk_usage(there).free, most * size
     if free < needed:
         problem = f"checkpoints need up to {_gib(needed)}, but the disk of {there} has {_gib(free)}"
         raise ConfigError("--run-dir", problem, "free some space, or use another disk")

@@ -27,6 +27,7 @@ from mlperf_bert.config.files import (
     config_to_toml,
 )
 from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.data.index import sets_sha256
 from mlperf_bert.distributed.signal_watch import end_with_parent
 from mlperf_bert.errors import (
     MISTAKE,
@@ -37,7 +38,7 @@ from mlperf_bert.errors import (
     one_line,
     say,
 )
-from mlperf_bert.files import file_sha256, not_through_a_link, write_file, write_json
+from mlperf_bert.files import not_through_a_link, write_file, write_json
 from mlperf_bert.run.outcome import read_outcome
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class StudySettings:
         """
         return {
             "config": config_to_tables(self.config),
-            "data_sha256": [_manifest_digest(self.data / part) for part in ("train", "eval")],
+            "data_sha256": sets_sha256(self.data / "train", self.data / "eval"),
             "space": space_as_json(self.space),
             "objective": self.objective,
             "most_samples": self.most_samples,
@@ -348,6 +349,18 @@ def _tell(study: "Study", number: int, ending: Ending, objective: Objective) -> 
         study.tell(number, state=TrialState.FAIL if is_failure else TrialState.PRUNED)
 
 
+def report_point(trial: "Trial", last: int, interval: int, samples: int, accuracy: float) -> int:
+    """Report an evaluation to a trial, and return the number of its interval of samples.
+
+    Intervals are those of the study's config, because larger batches have longer ones. Only the
+    first evaluation after the interval `last` counts.
+    """
+    number = samples // interval
+    if number > last:
+        trial.report(1 - accuracy, number)
+    return max(number, last)
+
+
 def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: Path) -> Ending:
     """Train in a run directory, and report each evaluation to the trial.
 
@@ -356,15 +369,16 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
     """
     process = _start_training(config, settings, folder)
     run, seen, is_hopeless = folder / "run_0", 0, False
+    last, interval = 0, settings.config.eval_interval_samples
     try:
         while process.poll() is None and not is_hopeless:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
             curve = read_curve(run)
             while seen < len(curve) and not is_hopeless:
-                _, accuracy = curve[seen]
+                samples, accuracy = curve[seen]
                 seen += 1
-                trial.report(1 - accuracy, seen)
+                last = report_point(trial, last, interval, samples, accuracy)
                 is_hopeless = accuracy < settings.target and trial.should_prune()
     finally:  # also after an error or a signal, so that no training continues unnoticed
         _end(process)
@@ -379,15 +393,15 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
         outcome, curve = read_outcome(run / "outcome.json"), read_curve(run)
     except UserError as error:
         return Ending(how="failed", why=f"failed: {error}")
-    for number, (_, accuracy) in enumerate(curve[seen:], seen + 1):
-        trial.report(1 - accuracy, number)
+    for point in curve[seen:]:
+        last = report_point(trial, last, interval, *point)
     target, seconds = settings.target, outcome.seconds
     reached = next((samples for samples, accuracy in curve if accuracy >= target), None)
     if reached is None:
         best = max((accuracy for _, accuracy in curve), default=0.0)
         why = f"missed {target:g} with at most {best:.4f} after {outcome.samples:,} samples"
         return Ending(how="missed", why=why, samples=outcome.samples, seconds=seconds)
-    for number in range(len(curve) + 1, settings.evaluations + 1):
+    for number in range(last + 1, settings.evaluations + 1):
         trial.report(1 - target, number)  # The median counts it as staying at the target.
     why = f"reached {target:g} after {reached:,} samples and {seconds:.1f} s"
     return Ending(how="reached", why=why, samples=reached, seconds=seconds)
@@ -467,14 +481,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, SIGKILL)
-
-
-def _manifest_digest(folder: Path) -> str:
-    """Return the SHA-256 of a set's manifest. Raises DataError if the manifest is missing."""
-    path = folder / "index" / "dataset.json"
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        problem = error.strerror or "cannot be read"
-        remedy = "prepare the data first with mlperf_bert prepare"
-        raise DataError(str(path), problem, remedy) from None

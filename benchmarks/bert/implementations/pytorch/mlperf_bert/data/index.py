@@ -344,7 +344,8 @@ class LengthIndex:
 
 def manifest_sha256(set_dir: Path) -> str:
     """Compute the digest of the manifest file. Raises DataError if the file cannot be read."""
-    return file_digest(set_dir / "index" / "dataset.json", REMEDY)
+    path = set_dir / "index" / "dataset.json"
+    return file_digest(path, REMEDY if path.exists() else MISSING_REMEDY)
 
 
 def sets_sha256(*set_dirs: Path) -> str:
