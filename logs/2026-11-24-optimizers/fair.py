@@ -1,7 +1,7 @@
 """The second campaign: AdamW, LAMB, Muon and NorMuon tuned with long warm-ups, with equal budgets.
 
     python fair.py DATA WORK [--batches 128,512,2048] [--optimizers adamw,muon] [--workers 2]
-    python fair.py table
+    python fair.py table | chosen
 
 README.md beside this file says what is compared and how. It was committed before the first run. The
 records are in fair.jsonl. An interrupted study continues with the same command, as study.py does.
@@ -97,19 +97,29 @@ class FairStudy(Study):
 
     def finalists(self, optimizer, batch):
         """Records of the best trials."""
-        found = of_arm(self.records, optimizer, batch, "trial")
-        return sorted(found, key=rank)[:FINALISTS]
+        return finalists_of(self.records, optimizer, batch)
 
     def winner(self, optimizer, batch):
         """The finalist with the fewest samples over both seeds. A miss is LONGEST budgets."""
-        second = {each["number"]: each for each in of_arm(self.records, optimizer, batch, "second")}
-        return min(
-            self.finalists(optimizer, batch),
-            key=lambda each: (
-                _samples(each) * _samples(second[each["number"]]),
-                -each["best"] - second[each["number"]]["best"],
-            ),
-        )
+        return by_both_seeds(self.records, optimizer, batch)[0][0]
+
+
+def finalists_of(records, optimizer, batch):
+    """Records of an arm's best trials."""
+    return sorted(of_arm(records, optimizer, batch, "trial"), key=rank)[:FINALISTS]
+
+
+def by_both_seeds(records, optimizer, batch):
+    """Pairs of a finalist's records with the trials' seed and the second one, the best first."""
+    second = {each["number"]: each for each in of_arm(records, optimizer, batch, "second")}
+    pairs = [(each, second[each["number"]]) for each in finalists_of(records, optimizer, batch)]
+    return sorted(
+        pairs,
+        key=lambda pair: (
+            _samples(pair[0]) * _samples(pair[1]),
+            -pair[0]["best"] - pair[1]["best"],
+        ),
+    )
 
 
 def of_arm(records, optimizer, batch, kind):
@@ -149,10 +159,42 @@ def sign_flips(logs):
     return np.mean(np.array(means) >= abs(logs.mean()) - 1e-12)
 
 
+def read_records():
+    """The records by name. Of several lines with one name, the last counts."""
+    lines = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    return {each["name"]: each for each in lines}
+
+
+def chosen():
+    """Print the winner of each arm whose finalists have both seeds, and how it was found."""
+    records = read_records()
+    heads = "global batch, optimizer, trials, reached, rate, warm-up of the budget, decay"
+    print("|", heads.replace(", ", " | "), "| samples, trials' seed and second seed |")
+    print("|---" * 8 + "|")
+    for batch in BATCHES:
+        for optimizer in OPTIMIZERS[batch]:
+            if len(of_arm(records, optimizer, batch, "second")) < FINALISTS:
+                continue
+            trials = of_arm(records, optimizer, batch, "trial")
+            pair = by_both_seeds(records, optimizer, batch)[0]
+            settings = pair[0]["settings"]
+            share = settings["schedule.warmup_steps"] / settings["schedule.decay_steps"]
+            cells = [
+                batch,
+                NAMES[optimizer],
+                len(trials),
+                sum(each["reached"] is not None for each in trials),
+                settings["optim.learning_rate"],
+                f"{share:.0%}",
+                settings["optim.weight_decay"],
+                ", ".join(f"{each['reached']:,}" if each["reached"] else "missed" for each in pair),
+            ]
+            print("|", *(f"{each} |" for each in cells))
+
+
 def table():
     """Print the comparisons whose arms have their seeds, with Holm's limits for Student's t."""
-    lines = [json.loads(line) for line in RECORDS.read_text().splitlines()]
-    records = {each["name"]: each for each in lines}
+    records = read_records()
     rows = []
     for batch, (one, other) in product(BATCHES, COMPARED):
         logs, has_missed = ratios(records, one, other, batch)
@@ -181,4 +223,5 @@ def table():
 
 
 if __name__ == "__main__":
-    table() if sys.argv[1:] == ["table"] else first.main(FairStudy, BATCHES)
+    printed = {"table": table, "chosen": chosen}.get(" ".join(sys.argv[1:]))
+    printed() if printed else first.main(FairStudy, BATCHES)
