@@ -72,9 +72,8 @@ def read_log(path: Path, name: str) -> RunLog:
 def read_foreign_log(path: Path, name: str) -> RunLog:
     """Read the records of another program's log, which may have other output between its records.
 
-    An incomplete record without an end of line is ignored at the end of the file, because the run
-    may have been killed or may still be writing. Raises DataError if the file is too large, has no
-    record, or has a damaged record.
+    An incomplete record at the end is ignored, because the run may still be writing or was killed.
+    Raises DataError if the file is too large, has no record, or has a damaged record.
     """
     lines = _read_bytes(path, name).decode("utf-8", errors="replace").split("\n")
     records = []

@@ -28,6 +28,7 @@ _NAME_WIDTH = 23
 _GIB = 2**30
 LEAST_FREE_BYTES, WANTED_FREE_BYTES = _GIB, 10 * _GIB  # a checkpoint of BERT-large has 4 GiB
 _INSTALL = "run tools/venv.sh in the checkout"
+_INSTALL_MPI = "install the extra 'mpi' and an MPI library"
 _LEAST_RANKS = 2  # for the all-reduce
 EXIT_REFUSED = 1  # exit status for schedulers, if a check fails
 
@@ -207,7 +208,7 @@ OPTIONAL = (
     ),
     Package("nvidia-dali", "nvidia.dali", "data.loader 'dali'", install="install the extra 'dali'"),
     Package("triton", "triton", "fused kernels on a GPU", install="install triton"),
-    Package("mpi4py", "mpi4py", "data.loader 'mpi_readers'", install="install MPI and extra 'mpi'"),
+    Package("mpi4py", "mpi4py", "data.loader 'mpi_readers'", install=_INSTALL_MPI),
 )
 
 

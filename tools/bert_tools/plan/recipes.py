@@ -295,7 +295,7 @@ Accelerator = Literal["a100", "h100", "h200"]
 ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
 
 # The largest micro-batches, in sequences. NVIDIA ran 56 without padding in 80 GB, and 48 packs of
-# about two sequences, which is the limit for an H100 and several H200. 448 were not run, but fit.
+# about two sequences, which is the limit for an H100 and several H200. The 448 are computed.
 _MAX_SEQUENCES = {"a100": 56, "h100": 96, "h200": 96}
 _MAX_ON_ONE_GPU = {"h200": 448}
 
