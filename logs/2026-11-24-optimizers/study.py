@@ -8,11 +8,10 @@ it in order; with the same WORK, unfinished trainings then go on from their chec
 
 For each batch: TRIALS settings an optimizer, from one Latin hypercube for all; by successive
 halving half of them go on at a quarter and at half of the budget. The best is then trained with
-SEEDS seeds that no trial had; and at LARGER_BATCH, two seeds of AdamW's and Muon's, in a model of
-four times the matrices, its rate scaled by its width. The rate has come down by the end of the
-budget. A seed goes on at its last rate for up to half as many samples again, unless no trial
-reached the target. The records also have arms clipped by buckets, each forward alone, which the
-program no longer does; commit 616d0d8d did.
+SEEDS seeds that no trial had. The rate has come down by the end of the budget. A seed goes on at
+its last rate for up to half as many samples again, unless no trial reached the target. The records
+also have arms clipped by buckets, each forward alone, which this file no longer trains. Commit
+616d0d8d did.
 """
 
 import argparse
@@ -39,7 +38,7 @@ HERE = Path(__file__).parent
 RECORDS = HERE / "records.jsonl"
 OPTIMIZERS = ("adamw", "lamb", "muon", "normuon")
 OVER_GUESS = 1.5  # the target
-NEARER_OVER_GUESS, NEARER_BATCH = 1.25, 2048  # from this batch on, and in the larger model
+NEARER_OVER_GUESS, NEARER_BATCH = 1.25, 2048  # from this batch on
 TRIALS, SEEDS = {32: 12, 128: 12, 512: 12, 2048: 8}, 5
 TRIAL_SEED, FIRST_SEED = 11, 101
 LONGEST = 1.5  # of the budget: a seed that has not reached the target by then has missed it
@@ -53,14 +52,6 @@ RATES["normuon"] = RATES["muon"]  # whose updates have the same root mean square
 RATE_POWER = 0.25  # of the batch: the ranges go up with it
 WARM_UP, FALLS, BETA_2, DECAY = (0.01, 0.1), (0.4, 1.0), (0.9, 0.999), (1e-3, 0.3)
 LAST_RATE = 0.1  # of the highest; reached after FALLS of the budget, and kept
-LARGER_BATCH, LARGER_SEEDS = 512, 2
-LARGER = {  # the rate goes with one over the width
-    "model.num_layers": 4,
-    "model.hidden_size": 256,
-    "model.num_heads": 4,
-    "model.intermediate_size": 1024,
-}
-LARGER_RATE = {"adamw": 0.5, "muon": 0.5}
 ENDS = {0: "reached", TARGET_MISSED: "missed", STOPPED: "aside"}
 
 
@@ -70,7 +61,7 @@ class Training:
 
     optimizer: str
     batch: int
-    kind: str  # "trial", "seed" or "larger"
+    kind: str  # "trial" or "seed"
     number: int
     settings: dict
 
@@ -101,8 +92,8 @@ class Training:
 
     def target(self, guess):
         """Accuracy at which it ends."""
-        nearer = self.kind == "larger" or self.batch >= NEARER_BATCH
-        return goal(NEARER_OVER_GUESS if nearer else OVER_GUESS, guess)
+        is_nearer = self.batch >= NEARER_BATCH
+        return goal(NEARER_OVER_GUESS if is_nearer else OVER_GUESS, guess)
 
 
 def goal(over, guess):
@@ -157,9 +148,7 @@ class Study:
         """All trainings of these batches, one batch after the other."""
         for batch in batches:
             self.tune(batch)
-            self.repeat(batch, "seed", {})
-        if LARGER_BATCH in batches:
-            self.repeat(LARGER_BATCH, "larger", LARGER, LARGER_SEEDS)
+            self.repeat(batch)
 
     def tune(self, batch):
         """Successive halving, all optimizers side by side."""
@@ -179,21 +168,16 @@ class Study:
                 )
                 going[optimizer] = best_first[: len(arm) // 2]
 
-    def repeat(self, batch, kind, more, seeds=SEEDS):
+    def repeat(self, batch):
         """Fresh seeds of each optimizer's best trial."""
         wanted = {}
         for optimizer in self.optimizers:
             best = best_trial(self.records, optimizer, batch)
-            if kind == "larger" and optimizer not in LARGER_RATE:
-                continue
-            settings = {**best["settings"], **more}
-            if kind == "larger":
-                for name in ("optim.learning_rate", "schedule.end_learning_rate"):
-                    settings[name] = float(f"{LARGER_RATE[optimizer] * settings[name]:.4g}")
-            share = LONGEST if best["reached"] or kind == "larger" else 1.0
-            trainings = [self.training(optimizer, batch, kind, n, settings) for n in range(seeds)]
-            wanted |= dict.fromkeys(trainings, share)
-        self.train(wanted, kind)
+            share = LONGEST if best["reached"] else 1.0
+            for number in range(SEEDS):
+                training = self.training(optimizer, batch, "seed", number, best["settings"])
+                wanted[training] = share
+        self.train(wanted, "with a fresh seed")
 
     def train(self, shares, title):
         """Train each up to its share of its budget, unless that was done before."""

@@ -4,9 +4,7 @@ python tables.py samples|nearer|paired|growth|settings|fit|noise     Markdown
 python tables.py picture FILE.png                             samples over batch
 
 `nearer` has samples to 1.25 times the guess, passed by runs on their way to 1.5; fits and picture
-are of these too, as more arms reached it. `paired` compares arms seed by seed. The trainings of a
-larger model are in the records and in no table: of its two arms one, with two seeds, never reached
-a target.
+are of these too, as more arms reached it. `paired` compares arms seed by seed.
 
 Intervals are Student's t of logarithms. A run that missed the target counts as all the samples that
 it was trained on, which are fewer than it needs. So what is made from it is "at least" (or "at
