@@ -45,9 +45,15 @@ def test_convert_writes_a_config_to_go_on_with(bert, tmp_path, capsys):
     found = load_config(ours / "train.toml", (), ours)
     assert found.model.hidden_size == 32 and found.data.max_seq_length == 64
     assert found.optim.learning_rate == 2e-4
-    given = ["--init-checkpoint", str(ours), "--set", "run.device=cpu"]
-    assert main(["pretrain", __file__, "--only", "choose", "--out", "out", *given]) == 0
-    assert "\nmax_seq_length = 64\n" in capsys.readouterr().out
+    choose = ["pretrain", __file__, "--only", "choose", "--out", "out", "--set", "run.device=cpu"]
+    assert main([*choose, "--init-checkpoint", str(ours)]) == 0
+    chosen = capsys.readouterr().out
+    assert "\nmax_seq_length = 64\n" in chosen
+    assert main([*choose, "--set", f"run.init_checkpoint={ours}"]) == 0
+    assert capsys.readouterr().out == chosen
+    (tmp_path / "chosen.toml").write_text(chosen)
+    assert main([*choose, "--config", str(tmp_path / "chosen.toml")]) == 0
+    assert capsys.readouterr().out == chosen
 
 
 def test_own_text_converts_it_once(bert, tmp_path, monkeypatch, capsys):

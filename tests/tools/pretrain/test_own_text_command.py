@@ -237,14 +237,17 @@ def do_what_the_docs_do(out, monkeypatch):
     assert again[0] == pytest.approx(found["embeddings"][0], abs=1e-5)
 
 
-def assert_precision_is_kept(run_dir, line, monkeypatch):
-    """A run is in the precision of the machine it began on, and stays in it on another one."""
+def assert_precision_and_ranks_are_kept(run_dir, line, monkeypatch):
+    """A run keeps the precision and the ranks of the machine it began on, also on another one."""
     precision = "bf16_autocast" if bf16_instructions() else "fp32"
     assert line.endswith(f", in {precision}")
     with monkeypatch.context() as on_another_machine:
         has = [] if bf16_instructions() else ["amx_bf16"]
         on_another_machine.setattr(choose, "bf16_instructions", lambda: has)
-        assert choose.cpu_precision(run_dir) == precision
+        on_another_machine.setattr(choose, "usable_cpus", lambda: set(range(6)))
+        (ranks,) = re.findall(r", (\d+) ranks?, in ", line)
+        assert choose.on_cpu(run_dir) == (precision, int(ranks))
+        assert choose.on_cpu(run_dir / "none") == ("bf16_autocast" if has else "fp32", 6)
 
 
 def assert_it_is_finished_without_the_gpu_of_its_training(command, out, monkeypatch):
@@ -280,7 +283,7 @@ def test_from_text_to_what_transformers_loads(tmp_path, architecture, monkeypatc
     said = capfd.readouterr().out
     lines = said.splitlines()
     assert lines[1].startswith("model: pretrain_cpu on the CPU: 1 layers of 32")
-    assert_precision_is_kept(out / "run", lines[1], monkeypatch)
+    assert_precision_and_ranks_are_kept(out / "run", lines[1], monkeypatch)
     assert lines[2].startswith("training: 12 steps, 384 sequences, about 0:")
     assert said.count(" fill --checkpoint ") == said.count(" --labelled FILE") == 1
     facts = json.loads((out / "run" / "run_0" / "pretrain.json").read_text())

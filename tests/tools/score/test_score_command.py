@@ -11,6 +11,8 @@ from bert_tools.score import cli
 from mlperf_bert.__main__ import main, make_parser
 from mlperf_bert.checkpoint.manifest import resolve
 from mlperf_bert.errors import CheckpointError
+from mlperf_bert.run import console
+from mlperf_bert.run.console import ProgressLines
 from support import refusal
 
 
@@ -243,7 +245,7 @@ def test_a_run_of_ours_is_to_be_exported_first(tmp_path, place, labelled, capsys
 def test_progress_has_a_rate_and_the_time_left(monkeypatch):
     said = []
 
-    class Lines:
+    class Lines(ProgressLines):
         def never_silent(self, doing):
             self.doing = doing
 
@@ -255,10 +257,11 @@ def test_progress_has_a_rate_and_the_time_left(monkeypatch):
 
     lines = Lines()
     clock = iter([0.0, 2.0, 4.0])
-    monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     advance = cli._Pace(lines).start("embedding", "texts", 100)
     assert lines.doing() == "loading the models"
+    advance(0)
     advance(20)
     advance(20)
     assert lines.doing() == "embedding"
-    assert said[1] == "embedding: 40 of 100 texts, 10 per s, 0:00:06 left"
+    assert said[1] == "embedding: 40 of 100 texts, 10.0 per s, 0:00:06 left"

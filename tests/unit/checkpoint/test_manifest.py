@@ -199,3 +199,10 @@ def test_one_of_the_same_step_is_there_until_the_other_is(tmp_path, monkeypatch)
     bring_back(tmp_path)
     bring_back(tmp_path)
     assert steps(tmp_path) == [10]
+    (partial / "optimizer").mkdir(parents=True)
+    with monkeypatch.context() as patch:  # another one is killed before it removes what it replaced
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+        complete(partial, final, read_manifest(final))
+    assert {path.name for path in tmp_path.iterdir()} == {final.name, f"replaced_{final.name}"}
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [final]

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlperf_bert.config.files import find_config, load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import Precision
+from mlperf_bert.config.sections import Precision, RunSection
 from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.files import file_digest, write_file
 from mlperf_bert.machine import bf16_instructions, usable_cpus
@@ -124,6 +124,24 @@ def as_checkpoint(given: Path, converted: Path, vocabulary: Path | None = None) 
     return converted
 
 
+def initial_weights(args: argparse.Namespace) -> Path | None:
+    """Return the initial weights from the option, from `--set` or from the config, or None."""
+    path = _own_setting(args, "init_checkpoint")
+    return args.init_checkpoint or (Path(path) if path else None)
+
+
+def _own_settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the user's own settings in `--set` by name."""
+    halves = (each.partition("=") for each in args.set)
+    return {name.strip(): value.strip(" '\"") for name, _, value in halves}
+
+
+def _own_setting(args: argparse.Namespace, name: str) -> str:
+    """Return a setting of the section `run` from `--set`, from `--config`, or its default."""
+    of_file = load_config(args.config).run if args.config else RunSection()
+    return str(_own_settings(args).get(f"run.{name}", getattr(of_file, name)))
+
+
 def choose(args: argparse.Namespace) -> Plan:
     """Choose the config, and the settings that fit the text and the machine that will train.
 
@@ -135,11 +153,9 @@ def choose(args: argparse.Namespace) -> Plan:
     from bert_tools.pretrain.files import find_files, text_bytes
     from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 
-    halves = (each.partition("=") for each in args.set)
-    own = {name.strip(): value.strip(" '\"") for name, _, value in halves}
-    of_file = load_config(args.config).run.device if args.config else "auto"
+    own, device = _own_settings(args), _own_setting(args, "device")
     found = torch.cuda.device_count()
-    num_gpus = {"cpu": 0, "cuda": found or 1}.get(own.get("run.device", of_file), found)
+    num_gpus = {"cpu": 0, "cuda": found or 1}.get(device, found)
     path = args.config or find_config(f"pretrain_{'gpu' if num_gpus else 'cpu'}")
     settings: dict[str, Any] = {}
 
@@ -169,34 +185,37 @@ def choose(args: argparse.Namespace) -> Plan:
             args.text, args.vocab, text_field=field, also=args.also, out=args.data or args.out
         )
         num_bytes = text_bytes(files)
+        on_node = num_gpus
         if not num_gpus:
-            settings["model.precision"] = cpu_precision(args.out / RUN)
+            settings["model.precision"], on_node = on_cpu(args.out / RUN)
         settings["schedule.warmup_steps"] = 0  # so that the user may set any number of steps
         if args.vocab is None:
             size = 2 ** max(0, (num_bytes // BYTES_PER_WORD).bit_length() - 1)
             size = min(file.model.vocab_size, max(MIN_VOCABULARY, size))
             settings["model.vocab_size"] = size
-        batch = _ranks(config_with({}), set(own), num_gpus, file.parallel.global_batch_size)
+        batch = _ranks(config_with({}), set(own), on_node, file.parallel.global_batch_size)
         config = config_with(batch)
-        share = 1.0 if args.init_checkpoint is None else CONTINUED_SHARE
-        steps = _steps(config, num_bytes * PASSES[path.stem], share)
+        steps = _steps(config, num_bytes * PASSES[path.stem])
         warm_up = min(file.schedule.warmup_steps, steps // 10)
         settings |= {"schedule.decay_steps": steps, "schedule.warmup_steps": warm_up}
     config = config_with({})
     return Plan(config_path=path, settings=chosen(), config=config, on_gpus=num_gpus > 0)
 
 
-def cpu_precision(run_dir: Path) -> Precision:
-    """Return the precision for a CPU, which is bf16_autocast if it has instructions for bf16.
+def on_cpu(run_dir: Path) -> tuple[Precision, int]:
+    """Return the precision and the number of ranks for this CPU.
 
-    A run that has a checkpoint keeps its precision, even on another machine.
+    The precision is bf16_autocast if it has instructions for bf16, and there is a rank per core. A
+    run that has a checkpoint keeps both, even on another machine.
     """
     from mlperf_bert.checkpoint.manifest import read_config
 
     try:
-        return read_config(run_dir / "run_0" / "checkpoints").model.precision
+        config = read_config(run_dir / "run_0" / "checkpoints")
     except CheckpointError:
-        return "bf16_autocast" if bf16_instructions() else "fp32"
+        ranks = min(MAX_CPU_RANKS, len(usable_cpus()))
+        return ("bf16_autocast" if bf16_instructions() else "fp32"), ranks
+    return config.model.precision, config.parallel.ranks_per_node
 
 
 def _settings_of_weights(args: argparse.Namespace, length: int) -> dict[str, Any]:
@@ -222,15 +241,15 @@ def _settings_of_weights(args: argparse.Namespace, length: int) -> dict[str, Any
     return settings
 
 
-def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -> dict[str, Any]:
+def _ranks(config: RunConfig, own: set[str], on_node: int, global_batch: int) -> dict[str, Any]:
     """Return the settings of ranks and batch, with a global batch of about `global_batch`.
 
-    By default, there is one rank per GPU or CPU core. A launcher's ranks take precedence.
+    There are `on_node` ranks per node, unless a launcher or the user chose another number.
     """
     from mlperf_bert.distributed.launch import read_rank_info
 
     parallel, info = config.parallel, read_rank_info()
-    nodes, on_node = parallel.nodes, num_gpus or min(MAX_CPU_RANKS, len(usable_cpus()))
+    nodes = parallel.nodes
     if info.world_size > 1:
         nodes, on_node = info.world_size // info.local_world_size, info.local_world_size
     elif "parallel.ranks_per_node" in own:
@@ -246,13 +265,16 @@ def _ranks(config: RunConfig, own: set[str], num_gpus: int, global_batch: int) -
     return settings
 
 
-def _steps(config: RunConfig, num_bytes: int, share: float) -> int:
-    """Return how many steps read the fraction `share` of `num_bytes`, at most `decay_steps`."""
+def _steps(config: RunConfig, num_bytes: int) -> int:
+    """Return how many steps read `num_bytes`, at most `decay_steps`.
+
+    If the weights are already trained, return a fraction CONTINUED_SHARE of these steps.
+    """
     bytes_per_step = (
         BYTES_PER_TOKEN * config.parallel.global_batch_size * config.data.max_seq_length
     )
     steps = min(config.schedule.decay_steps, max(MIN_STEPS, num_bytes // bytes_per_step))
-    return max(1, int(share * steps))
+    return max(1, int(CONTINUED_SHARE * steps)) if config.run.init_checkpoint else steps
 
 
 def expected(plan: Plan) -> str:

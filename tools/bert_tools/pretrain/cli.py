@@ -11,11 +11,12 @@ a time (`--only`).
 import argparse
 import shlex
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.huggingface.export import CARD
-from bert_tools.pretrain.choose import RUN, Plan, as_checkpoint, choose, expected
+from bert_tools.pretrain.choose import RUN, Plan, as_checkpoint, choose, expected, initial_weights
 from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, add_init_checkpoint, config_to_toml
 from mlperf_bert.errors import (
@@ -107,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         problem = f"there is no file or directory '{args.text}'"
         raise ConfigError("TEXT", problem, "pass a text file, or a directory of text files")
     args.data = args.data or args.out / DATA
+    args.init_checkpoint = initial_weights(args)
     if args.only:
         return _only(args)
     card = args.out / EXPORTED / CARD
@@ -123,7 +125,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _text_to_model(args: argparse.Namespace) -> int:
     """Choose a model, prepare the text, train, measure and export the model. Return the status."""
-    from bert_tools.pretrain.files import check_packages
     from mlperf_bert.distributed.launch import read_rank_info
     from mlperf_bert.distributed.spawn import run_on_ranks
     from mlperf_bert.run.lock import RunLock
@@ -131,7 +132,6 @@ def _text_to_model(args: argparse.Namespace) -> int:
     if read_rank_info().world_size > 1:
         remedy = "start the command once, because it starts its own ranks"
         raise ConfigError("pretrain", "was started once per rank", remedy)
-    check_packages(args.text, args.vocab, args.also)
     print(f"pretrain: reading {args.text}", flush=True)
     from bert_tools.pretrain.prepare import check_out_dir  # this import takes a while
 
@@ -277,17 +277,13 @@ def _measure(run_dir: Path, data: Path, shown: ProgressLines) -> "Facts":
     seed = read_state(resolve(checkpoints)).seed
     found: list[Facts] = []
 
-    def show(done: int, of: int) -> None:
-        if shown.is_due():
-            shown.line(f"measured {done:,} of {of:,} batches")
-
     def run_rank(info: "RankInfo", device: "torch.device") -> int:
         index = open_index(data / "eval", config)
         evaluator = Evaluator.of_run(
             config, index, SampleReader(data / "eval", index.manifest), info, device
         )
         model = make_model(config, seed, device).to(weights_dtype(config.model.precision))
-        evaluator.on_batch = show
+        evaluator.on_batch = partial(shown.counted, "measuring", "batches")
         untrained, digest = None, index.manifest.vocabulary_sha256
         try:
             if config.run.init_checkpoint:

@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ConfigError or DataError for a user's mistake.
     """
-    from bert_tools.pretrain.files import check_packages
     from bert_tools.pretrain.prepare import CorpusRequest, prepare_corpus
     from mlperf_bert.data.index import ShardSettings
 
@@ -64,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.corpus.exists():
         problem = f"there is no file or directory '{args.corpus}'"
         raise ConfigError("--corpus", problem, "pass a text file, or a directory of text files")
-    check_packages(args.corpus, args.vocab, args.also)
     passes = 1 if args.segments == "single" else DUPE_FACTOR
     wanted = CorpusRequest(
         source=args.corpus,

@@ -150,25 +150,6 @@ def find_files(
     return files, unread
 
 
-def check_packages(source: Path, vocabulary: Path | None, also: Collection[str]) -> None:
-    """Check that the optional packages for this text and this vocabulary are installed.
-
-    The check uses only the names of files, so it is fast enough to run before any work. Raises
-    ConfigError if a package is missing.
-    """
-    if vocabulary is not None and vocabulary.suffix == ".json":
-        require_packages(str(vocabulary), "tokenizers", "tokenizers", otherwise="use a vocab.txt")
-    paths = [source]
-    if source.is_dir():
-        paths = [
-            path
-            for path, status, why in _walk(source, ())
-            if why is None and status and stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK)
-        ]
-    for path in paths:
-        _require_reader(*_kind(path.name, also))
-
-
 def _require_reader(form: Form | None, packing: Packing) -> None:
     """Raise ConfigError if reading files of this kind needs a package that is not installed."""
     if form is not None and packing in ("parquet", "zstandard"):

@@ -5,7 +5,6 @@ Slow modules are imported only after the options and the files have been checked
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from mlperf_bert.arguments import describe
 from mlperf_bert.errors import ConfigError, one_line
 from mlperf_bert.extras import require_packages
 from mlperf_bert.files import check_writable, file_digest, write_file, write_json
-from mlperf_bert.run.console import ProgressLines, as_clock
+from mlperf_bert.run.console import ProgressLines
 
 if TYPE_CHECKING:
     from bert_tools.score.data import Texts
@@ -205,18 +204,11 @@ class _Pace:
     def start(self, activity: str, unit: str, total: int) -> Callable[[int], None]:
         """Return a function that counts `unit`s of an activity. It starts with its first call."""
         done = 0
-        start_s: float | None = None
 
         def advance(count: int) -> None:
-            nonlocal done, start_s
-            if start_s is None:
-                start_s = time.monotonic()
-                self._doing = activity
+            nonlocal done
             done += count
-            if done and self._lines.is_due():
-                rate = done / max(time.monotonic() - start_s, 1e-9)
-                left = as_clock(max(0, total - done) / rate)
-                text = f"{activity}: {done:,} of {total:,} {unit}, {rate:,.0f} per s, {left} left"
-                self._lines.line(text)
+            self._doing = activity
+            self._lines.counted(activity, unit, done, total)
 
         return advance

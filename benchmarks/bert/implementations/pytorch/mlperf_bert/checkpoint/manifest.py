@@ -367,9 +367,12 @@ def bring_back(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove the unfinished checkpoints that killed writers left in `directory`."""
+    """Remove unfinished and replaced checkpoints that killed writers left in `directory`."""
     for path in directory.glob(".step_*"):
         if path.name.endswith((".partial", ".removed")):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in directory.glob(f"{REPLACED}_step_*"):
+        if is_there(directory / path.name.removeprefix(f"{REPLACED}_")):
             shutil.rmtree(path, ignore_errors=True)
 
 

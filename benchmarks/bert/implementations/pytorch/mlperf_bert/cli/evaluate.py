@@ -3,13 +3,14 @@
 import argparse
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlperf_bert.arguments import describe
-from mlperf_bert.errors import ConfigError, one_line, say
+from mlperf_bert.errors import ConfigError, one_line
+from mlperf_bert.run.console import ProgressLines
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from mlperf_bert.config.run_config import RunConfig
     from mlperf_bert.data.index import LengthIndex
     from mlperf_bert.distributed.launch import RankInfo
-
-PROGRESS_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         begun = time.monotonic()
         evaluator = Evaluator.of_run(config, index, reader, info, device)
         if info.rank == 0:
-            evaluator.on_batch = progress()
+            evaluator.on_batch = partial(ProgressLines().counted, "evaluating", "batches")
         accuracy = evaluator(model)
         if info.rank == 0:
             result = {
@@ -117,24 +116,6 @@ def _open_set(eval_dir: Path, config: "RunConfig", checkpoint: Path) -> "LengthI
         name, problem, _ = error.args
         remedy = f"use data that was prepared for {checkpoint}"
         raise ConfigError("--data", f"{problem} ({name} of the checkpoint)", remedy) from None
-
-
-def progress() -> Callable[[int, int], None]:
-    """Return a callback that prints the progress of an evaluation every few seconds.
-
-    The callback's arguments are the number of finished batches and the total number.
-    """
-    begun = last_line = time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal last_line
-        now = time.monotonic()
-        if now - last_line >= PROGRESS_S:
-            last_line = now
-            left = (now - begun) / done * (total - done)
-            say(f"{done:,} of {total:,} batches evaluated, about {left:,.0f} s left")
-
-    return report
 
 
 def _in_words(result: dict[str, Any]) -> str:

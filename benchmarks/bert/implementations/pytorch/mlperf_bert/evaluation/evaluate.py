@@ -226,8 +226,8 @@ class Evaluator:
         self._step_mode: StepMode = step_mode
         self._prepared: nn.Module | None = None
         self._replay: Replay[Tensor] | None = None
-        # Called after each batch with the number of finished batches and of all batches of this
-        # rank, unless a graph is replayed.
+        # Called at the start and after each batch with the number of finished batches and of all
+        # batches of this rank, unless a graph is replayed.
         self.on_batch: Callable[[int, int], None] = lambda done, total: None
 
     @classmethod
@@ -330,6 +330,7 @@ class Evaluator:
         Returns int64 [4], in the order of the fields of `Accuracy`.
         """
         counts = torch.zeros(4, dtype=torch.int64, device=self._device)
+        self.on_batch(0, len(batches))
         for done, batch in enumerate(batches, start=1):
             counts += self._count_one(model, batch)
             self.on_batch(done, len(batches))

@@ -33,6 +33,7 @@ class ProgressLines:
         self._spoke_s = time.monotonic()
         self._next_s = self._spoke_s + LINE_INTERVAL_S
         self._over = threading.Event()
+        self._starts_s: dict[str, float] = {}  # when each activity began to be counted
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +63,18 @@ class ProgressLines:
             return False
         self._next_s = now_s + LINE_INTERVAL_S
         return True
+
+    def counted(self, activity: str, unit: str, done: int, total: int) -> None:
+        """Print how much of an activity is done, its rate and its remaining time, if a line is due.
+
+        A call with `done` = 0 starts the time of the activity.
+        """
+        if done == 0:
+            self._starts_s[activity] = time.monotonic()
+        elif self.is_due():
+            rate = done / max(time.monotonic() - self._starts_s[activity], 1e-9)
+            left = as_clock(max(0, total - done) / rate)
+            self.line(f"{activity}: {done:,} of {total:,} {unit}, {rate:,.1f} per s, {left} left")
 
     def _tick(self, doing: Callable[[], str]) -> None:
         last_tick_s = 0.0
