@@ -1,7 +1,7 @@
 """The second campaign: AdamW, LAMB, Muon and NorMuon tuned with long warm-ups, with equal budgets.
 
     python fair.py DATA WORK [--batches 128,512] [--optimizers adamw,muon] [--workers 2]
-    python fair.py table | chosen
+    python fair.py table | seeds | chosen
 
 README.md beside this file says what is compared and how. It was committed before the first run. The
 records are in fair.jsonl. An interrupted study continues with the same command, as study.py does.
@@ -43,8 +43,9 @@ TRIALS, FINALISTS, SEEDS = 16, 4, 7
 SECOND_SEED, FIRST_FRESH_SEED = 12, 201
 WARM_UP, DECAY = (0.01, 0.4), first.DECAY
 BETA_2 = 0.98  # between those of the first campaign's winners, 0.92 to 0.999
-NEARER = first.NEARER_OVER_GUESS / first.OVER_GUESS  # of the target
 NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon", "normuon": "NorMuon"}
+# What is judged comes first.
+TARGETS = ((128, first.NEARER_OVER_GUESS), (512, first.NEARER_OVER_GUESS), (128, first.OVER_GUESS))
 COMPARED = (("lamb", "adamw"), ("muon", "adamw"), ("normuon", "muon"))
 
 
@@ -154,18 +155,17 @@ def _samples(record):
     return record["reached"] or LONGEST * BUDGETS[record["batch"]]
 
 
-def to_nearer(record):
-    """Samples to the nearer target, and whether it was missed."""
-    # From NEARER_BATCH on, the target of the training is the nearer one.
-    wanted = record["target"] * (1 if record["batch"] >= NEARER_BATCH else NEARER)
-    found = crossing(record["curve"], wanted)
+def samples_to(over_guess, record):
+    """Samples to a target, and whether it was missed. A miss counts as all that was trained."""
+    trained = first.NEARER_OVER_GUESS if record["batch"] >= NEARER_BATCH else first.OVER_GUESS
+    found = crossing(record["curve"], record["target"] * over_guess / trained)
     return found or record["samples"], found is None
 
 
-def ratios(records, one, other, batch):
+def ratios(records, one, other, batch, over_guess):
     """Logarithms of samples over the other optimizer's, seed by seed, and whether one missed."""
     arms = [of_arm(records, each, batch, "seed") for each in (one, other)]
-    found = [[to_nearer(record) for record in arm] for arm in arms]
+    found = [[samples_to(over_guess, record) for record in arm] for arm in arms]
     pairs = list(zip(*found, strict=False))
     logs = np.log([mine[0] / theirs[0] for mine, theirs in pairs])
     return logs, any(mine[1] or theirs[1] for mine, theirs in pairs)
@@ -210,36 +210,66 @@ def chosen():
             print("|", *(f"{each} |" for each in cells))
 
 
-def table():
-    """Print the comparisons whose arms have their seeds, with Holm's limits for Student's t."""
+def seeds():
+    """Print the samples that the fresh seeds of each arm needed."""
     records = read_records()
-    rows = []
-    for batch, (one, other) in product(BATCHES, COMPARED):
-        logs, has_missed = ratios(records, one, other, batch)
-        if len(logs) < 2:
+    heads = "global batch, target over guess, optimizer, reached, geometric mean (95 %)"
+    print("|", heads.replace(", ", " | "), "| median | least to most |")
+    print("|---" * 7 + "|")
+    for batch, over_guess in TARGETS:
+        for optimizer in OPTIMIZERS[batch]:
+            arm = of_arm(records, optimizer, batch, "seed")
+            if len(arm) < SEEDS:
+                continue
+            needed, missed = zip(*(samples_to(over_guess, record) for record in arm), strict=True)
+            logs = np.log(needed)
+            low, high = np.exp(ttest_1samp(logs, 0).confidence_interval())
+            note = " (a bound: a seed missed)" if any(missed) else ""
+            cells = [
+                batch,
+                f"{over_guess:.2f}",
+                NAMES[optimizer],
+                f"{SEEDS - sum(missed)} of {SEEDS}",
+                f"{np.exp(logs.mean()):,.0f} ({low:,.0f} to {high:,.0f}){note}",
+                f"{np.median(needed):,.0f}",
+                f"{min(needed):,} to {max(needed):,}",
+            ]
+            print("|", *(f"{each} |" for each in cells))
+
+
+def table():
+    """Print the comparisons whose arms have their seeds, with Holm's limits for those judged."""
+    records = read_records()
+    judged, others = [], []
+    for (batch, over_guess), (one, other) in product(TARGETS, COMPARED):
+        logs, has_missed = ratios(records, one, other, batch, over_guess)
+        if len(logs) < SEEDS:
             continue
         test = ttest_1samp(logs, 0)
         low, high = np.exp(test.confidence_interval())
         note = " (a bound: a seed missed)" if has_missed else ""
         cells = [
             batch,
+            f"{over_guess:.2f}",
             f"{NAMES[one]} over {NAMES[other]}",
-            len(logs),
             f"{np.exp(logs.mean()):.2f} ({low:.2f} to {high:.2f}){note}",
             f"{np.exp(np.median(logs)):.2f}",
             f"{sign_flips(logs):.3f}",
             "< 0.0001" if test.pvalue < 1e-4 else f"{test.pvalue:.4f}",
         ]
+        rows = judged if over_guess == first.NEARER_OVER_GUESS else others
         rows.append((test.pvalue, cells))
-    heads = "global batch, compared, pairs, samples (95 %), median, p (sign flips), p (t), shown"
-    print("|", heads.replace(", ", " | "), "|")
+    heads = "global batch, target over guess, compared, samples (95 %), median, p (sign flips)"
+    print("|", heads.replace(", ", " | "), "| p (t) | shown |")
     print("|---" * 8 + "|")
     going = True
-    for place, (p, cells) in enumerate(sorted(rows, key=lambda row: row[0])):
-        going = going and p <= 0.05 / (len(rows) - place)
+    for place, (p, cells) in enumerate(sorted(judged, key=lambda row: row[0])):
+        going = going and p <= 0.05 / (len(judged) - place)
         print("|", *(f"{each} |" for each in [*cells, "yes" if going else "no"]))
+    for _, cells in others:
+        print("|", *(f"{each} |" for each in [*cells, "not judged"]))
 
 
 if __name__ == "__main__":
-    printed = {"table": table, "chosen": chosen}.get(" ".join(sys.argv[1:]))
+    printed = {"table": table, "seeds": seeds, "chosen": chosen}.get(" ".join(sys.argv[1:]))
     printed() if printed else first.main(FairStudy, BATCHES)
