@@ -107,8 +107,13 @@ def test_it_fills_is_evaluated_and_a_run_begins_with_it(
     assert main([*choose, *begin]) == 0
     said = capsys.readouterr().out
     assert '\narchitecture = "modern"\n' in said and "\nrope_base_local = 20.0\n" in said
+    assert main([*choose[:-1], "run.device=cuda", *begin]) == 0  # whose config is plain BERT's
+    said = capsys.readouterr().out
+    assert "\nhidden_dropout = 0.0\n" in said and "\nattention_dropout = 0.0\n" in said
     config = config_for(folder, tmp_path / "fits.toml")
     options = ("--config", config, "--data", synthetic_data, "--run-dir", tmp_path / "run")
     train = [str(word) for word in ("train", *options, *begin, "--set")]
     assert "is 64, but the weights in" in refusal(capsys, *train, "model.attention_window=64")
-    assert main([*train, "run.max_steps=2"]) == 3
+    assert main([*train, "run.max_steps=2", "--set", "model.rope_base_local=30"]) == 3
+    changed = "model.rope_base_local is 30.0, but the weights in "
+    assert f"{changed}{folder} were trained with 20.0" in capsys.readouterr().out

@@ -160,6 +160,17 @@ def test_ranks_get_what_the_planner_gives_them(policy, index):
     assert works[0].sequences.tolist() == [8] * 16
 
 
+def test_masks_that_are_drawn_while_training_are_those_of_the_rate(index):
+    limits = {"data.max_predictions": 154, "model.objective": "mlm"}
+    whole, half = (
+        drawn(index, changes={**limits, "data.masking": "dynamic", "data.masking_rate": rate})
+        for rate in (0.3, 0.15)
+    )
+    ratio = whole[0].masked.sum() / half[0].masked.sum()
+    assert ratio == pytest.approx(2, rel=0.02)
+    assert half[0].masked.sum() == pytest.approx(drawn(index)[0].masked.sum(), rel=0.02)
+
+
 def test_accumulation_computes_all_micro_batches(index):
     changes = {"parallel.local_batch_size": 2, "parallel.grad_accum_steps": 4}
     eager, captured = (

@@ -179,13 +179,19 @@ def test_a_forecast_is_of_all_steps_unless_its_target_is_published(asked, told):
     name, steps = "dgxa100_8x8x48x1", 20_000
     words = f"cluster --config {name} --set mlperf.division=open --set run.max_steps={steps}"
     assert asked(words)["samples_to_target"]["basis"] == "published"
-    for setting in ("eval.target_accuracy=none", "eval.target_accuracy=0.3", "model.objective=mlm"):
-        found, lines = asked(words, "--set", setting), told(words, "--set", setting)
+    for changes in (
+        ("eval.target_accuracy=none",),
+        ("eval.target_accuracy=0.3",),
+        ("model.objective=mlm",),
+        ("data.max_predictions=77", "data.masking=dynamic"),
+    ):
+        more = [word for change in changes for word in ("--set", change)]
+        found, lines = asked(words, *more), told(words, *more)
         assert found["run"]["steps"] == steps and found["samples_to_target"]["basis"] == "all steps"
         assert found["published_minutes"] is None
         assert "samples: 61,440,000 (all steps: " in lines and "published samples" not in lines
-        assert ("warning: the run ends earlier" in lines) == (not setting.endswith("none"))
-        settings = ("mlperf.division=open", f"run.max_steps={steps}", setting)
+        assert ("warning: the run ends earlier" in lines) == (not changes[0].endswith("none"))
+        settings = ("mlperf.division=open", f"run.max_steps={steps}", *changes)
         limit = slurm_minutes(load_config(CONFIGS / f"{name}.toml", settings), name)
         assert found["slurm_minutes"] == pytest.approx(limit, abs=2)  # which simulates AdamW
 

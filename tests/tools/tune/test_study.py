@@ -49,13 +49,18 @@ def test_the_best_is_the_one_that_needs_fewest_samples(tmp_path, studied):
 
 @pytest.mark.parametrize(("samples", "steps"), [(608, 76), (128, 20)])
 def test_the_best_config_trains_at_least_as_long_as_a_trial(tmp_path, studied, samples, steps):
-    """A quarter of the batch needs four times the steps."""
+    """Half of the batch needs twice the steps, and a schedule of as many samples."""
     space = tmp_path / "batches.toml"
     space.write_text('[[parameter]]\nkey = "parallel.local_batch_size"\nchoices = [8]\n')
     more = ("--set", "eval.target_accuracy=0.1")
     studied(space=space, trials=1, samples=samples, more=more)
     best = load_config(tmp_path / "study" / "best.toml")
     assert (best.parallel.local_batch_size, best.run.max_steps) == (8, steps)
+    given = load_config(tmp_path / "tiny.toml", more[1:2]).schedule
+    (trained,) = (tmp_path / "study" / "trials").glob("trial_*/trial.toml")
+    for schedule in (best.schedule, load_config(trained).schedule):
+        assert schedule.warmup_steps == 2 * given.warmup_steps > 0
+        assert schedule.decay_steps == 2 * given.decay_steps
 
 
 @pytest.mark.parametrize(

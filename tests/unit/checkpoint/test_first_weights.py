@@ -99,8 +99,12 @@ def test_a_resumed_run_keeps_the_weights_that_it_began_with(
     on = [*words, "--resume", "auto"]
     other = shutil.copytree(weights, tmp_path / "other")
     line = refusal(capsys, *on, "--init-checkpoint", other)
-    assert f"run.init_checkpoint: is {str(other)!r}, but the run to resume has " in line
+    told = f"run.init_checkpoint: is {str(other)!r}, but the checkpoint has "
+    assert told in line
     assert main(on) == 3
+    places = ("--resume", own / "checkpoints", "--run-dir", tmp_path / "new")
+    more = ("--set", "run.max_steps=9", "--init-checkpoint", other)
+    assert told in refusal(capsys, *words, *places, *more)
     (record,) = mlperf_records(tmp_path / "run/result_0.txt", "initial_weights")
     assert record["value"] == "checkpoint"
     assert read_config(own / "checkpoints").run.init_checkpoint == str(weights)

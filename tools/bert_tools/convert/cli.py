@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from mlperf_bert.arguments import describe
 from mlperf_bert.errors import one_line, typed
-from mlperf_bert.files import in_brief
 
 if TYPE_CHECKING:
     from bert_tools.huggingface.conversion import Conversion
@@ -61,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
     source = _open(args.format, args.source)
     conversion = plan_conversion(source, args.vocab, args.missing)
     write_checkpoint(conversion, args.out, {"format": args.format, **source.origin})
-    added = [] if args.vocab else _added(conversion)
-    print("\n".join(map(one_line, _report(conversion, args.out, added))))
+    print("\n".join(map(one_line, _report(conversion, args.out))))
     return 0
 
 
@@ -77,7 +75,7 @@ def _open(source_format: str, path: Path) -> "Source":
     return open_tensorflow_source(path)
 
 
-def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
+def _report(conversion: "Conversion", out: Path) -> list[str]:
     """Return lines that report which tensors were used, and which commands to run next."""
     from bert_tools.huggingface.conversion import HEAD, STARTING
     from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
@@ -101,11 +99,6 @@ def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
         f"vocabulary: {len(vocabulary):,} tokens, sha256 {vocabulary.sha256}",
         f"word embedding: {conversion.word_rows:,} rows, {kept}",
     ]
-    if added:
-        first = in_brief(added[0])
-        lines.append(
-            f"added tokens: {len(added)} in addition to vocab.txt, kept as words (first: {first})"
-        )
     for why, count in Counter(conversion.ignored.values()).items():
         first = next(name for name, reason in conversion.ignored.items() if reason == why)
         others = f" and {count - 1} more" if count > 1 else ""
@@ -122,14 +115,3 @@ def _report(conversion: "Conversion", out: Path, added: list[str]) -> list[str]:
     ):
         lines.append(f"to train from it: {typed(*words, '--init-checkpoint', str(out))}")
     return lines
-
-
-def _added(conversion: "Conversion") -> list[str]:
-    """Return the tokens that files next to the source's vocab.txt add to the vocabulary."""
-    from bert_tools.huggingface.tokenizer import WORD_PIECES
-    from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary
-
-    path, vocabulary = conversion.source.folder / WORD_PIECES, conversion.vocabulary
-    if not path.exists() or not isinstance(vocabulary, Vocabulary):
-        return []
-    return list(vocabulary.tokens[len(load_vocabulary(path)) :])

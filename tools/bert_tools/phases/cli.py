@@ -244,7 +244,8 @@ def _check_start(phase: Phase, before: Phase | None) -> None:
         if before is not None:
             first, seed = str(before.paths.checkpoints), _seed_in(phase.paths.root)
             config = replace(config, run=replace(config.run, init_checkpoint=first, seed=seed))
-        return check_first_weights(config, data)
+        check_first_weights(config, data)
+        return
     theirs, run = before.config, f"phase {before.name!r}"
     check_model_settings(config.model, theirs.model, f"the weights of {run}")
     check_state_of_phase(config, theirs, run)

@@ -18,7 +18,13 @@ from bert_tools.common.length_histogram import (
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
 from mlperf_bert.data.balance import StepPlan, StepPlanner, balance_of
-from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts
+from mlperf_bert.data.index import (
+    MISSING_REMEDY,
+    CountsByLength,
+    LengthIndex,
+    MaskedCounts,
+    masked_count_table,
+)
 from mlperf_bert.data.sampler import make_sampler
 from mlperf_bert.data.token_packets import gathered_bytes
 from mlperf_bert.errors import ConfigError, DataError
@@ -99,6 +105,10 @@ class SampleIndex:
             problem = f"results in a global batch of {batch:,}, but there are only {samples}"
             remedy = "lower local_batch_size or the number of ranks"
             raise ConfigError("parallel.local_batch_size", problem, remedy)
+        counts: MaskedCounts | CountsByLength = self.masked_counts
+        if data.masking == "dynamic":
+            table = masked_count_table(self.max_length, data.max_predictions, data.masking_rate)
+            counts = CountsByLength(self.lengths, table)
         return StepPlanner(
             make_sampler(
                 data.sampler,
@@ -108,7 +118,7 @@ class SampleIndex:
                 seed=0,
             ),
             self.lengths,
-            self.masked_counts,
+            counts,
             world_size=parallel.world_size,
             grad_accum_steps=parallel.grad_accum_steps,
             balance=balance_of(config),

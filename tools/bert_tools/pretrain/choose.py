@@ -11,7 +11,7 @@ from typing import Any
 
 from mlperf_bert.config.files import find_config, load_config
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import Precision, RunSection
+from mlperf_bert.config.sections import Precision
 from mlperf_bert.errors import CheckpointError, ConfigError
 from mlperf_bert.files import file_digest, write_file
 from mlperf_bert.machine import bf16_instructions, usable_cpus
@@ -126,7 +126,8 @@ def as_checkpoint(given: Path, converted: Path, vocabulary: Path | None = None) 
 
 def initial_weights(args: argparse.Namespace) -> Path | None:
     """Return the initial weights from the option, from `--set` or from the config, or None."""
-    path = _own_setting(args, "init_checkpoint")
+    of_file = load_config(args.config).run.init_checkpoint if args.config else ""
+    path = _own_settings(args).get("run.init_checkpoint", of_file)
     return args.init_checkpoint or (Path(path) if path else None)
 
 
@@ -134,12 +135,6 @@ def _own_settings(args: argparse.Namespace) -> dict[str, str]:
     """Return the user's own settings in `--set` by name."""
     halves = (each.partition("=") for each in args.set)
     return {name.strip(): value.strip(" '\"") for name, _, value in halves}
-
-
-def _own_setting(args: argparse.Namespace, name: str) -> str:
-    """Return a setting of the section `run` from `--set`, from `--config`, or its default."""
-    of_file = load_config(args.config).run if args.config else RunSection()
-    return str(_own_settings(args).get(f"run.{name}", getattr(of_file, name)))
 
 
 def choose(args: argparse.Namespace) -> Plan:
@@ -153,9 +148,10 @@ def choose(args: argparse.Namespace) -> Plan:
     from bert_tools.pretrain.files import find_files, text_bytes
     from mlperf_bert.vocabulary.any_vocabulary import load_any_vocabulary
 
-    own, device = _own_settings(args), _own_setting(args, "device")
+    own = _own_settings(args)
+    of_file = load_config(args.config).run.device if args.config else "auto"
     found = torch.cuda.device_count()
-    num_gpus = {"cpu": 0, "cuda": found or 1}.get(device, found)
+    num_gpus = {"cpu": 0, "cuda": found or 1}.get(own.get("run.device", of_file), found)
     path = args.config or find_config(f"pretrain_{'gpu' if num_gpus else 'cpu'}")
     settings: dict[str, Any] = {}
 
@@ -231,13 +227,17 @@ def _settings_of_weights(args: argparse.Namespace, length: int) -> dict[str, Any
     checkpoint = resolve(args.init_checkpoint)
     if args.vocab is None:
         args.vocab = vocabulary_file(checkpoint)
-    model = settings_of(read_config(checkpoint).model)
+    theirs = read_config(checkpoint).model
+    model = settings_of(theirs)
     if model.get("objective") != "mlm":
         model.pop("objective", None)  # weights of both tasks can continue with masked LM only
     settings = {f"model.{name}": value for name, value in model.items()}
     settings["data.max_seq_length"] = min(length, model.get("max_position_embeddings", length))
     if args.config is None:
         settings["optim.learning_rate"] = RATE_TO_CONTINUE
+        if theirs.architecture == "modern":  # which is published without dropout
+            for name in ("hidden_dropout", "attention_dropout"):
+                settings[f"model.{name}"] = getattr(theirs, name)
     return settings
 
 

@@ -61,6 +61,7 @@ END_S = 120.0  # wait this long after SIGTERM, because ranks may need 110 s to e
 _LEAST_CURVES = 4  # trainings needed before the median of their curves prunes others
 _PRUNE_FROM = 4  # prune after one quarter of the budget's evaluations, rounded down
 _LEAST_RANDOM, _MOST_RANDOM = 4, 10  # trials at random, until TPE has enough data
+_SCHEDULE_STEPS = ("decay_steps", "warmup_steps", "start_warmup_step", "cooldown_steps")
 _ENDING, _SETTINGS, _STUDY = "result", "settings", "study"  # attribute keys in the journal
 _REMEDY = "use a new --out directory, or the options that the study was started with"
 
@@ -139,11 +140,20 @@ class Ending:
 
 
 def with_values(config: RunConfig, values: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
-    """Return the config's tables after some of its settings were changed. Raises ConfigError."""
+    """Return the config's tables after some of its settings were changed. Raises ConfigError.
+
+    If they change the global batch, the schedule keeps its length in samples. Otherwise batches
+    would be compared under different schedules.
+    """
     tables = config_to_tables(config)
     for dotted, value in values.items():
         section, _, field = dotted.partition(".")
         tables[section][field] = checked_setting(dotted, value, "trial")
+    batch = config_from_tables(tables, "trial").parallel.global_batch_size
+    for field in _SCHEDULE_STEPS:
+        if f"schedule.{field}" not in values:
+            steps = tables["schedule"][field] * config.parallel.global_batch_size
+            tables["schedule"][field] = round(steps / batch)
     return tables
 
 

@@ -263,14 +263,15 @@ def slurm_minutes(
 def _samples_of(config: RunConfig) -> Estimate:
     """Estimate the samples of a run: those to target if they are known, otherwise all.
 
-    They are known for the accuracy and objective of the published results, and not for Muon.
+    They are known for the accuracy, objective and masks of the published results, and not for Muon.
     """
     batch, target = config.parallel.global_batch_size, config.eval.target_accuracy
     is_published = target == CLOSED_TARGET_ACCURACY and config.model.objective == "mlm_nsp"
+    is_published &= config.data.masking == "static"
     if is_published and "muon" not in config.optim.name:
         return samples_to_target(batch, recipe_of(config))
     samples = config.max_steps * batch
-    reason = "is published for this optimizer, target accuracy and objective"
+    reason = "is published for this optimizer, target accuracy, objective and masking"
     source = "there is no target accuracy" if target == "none" else f"no result {reason}"
     return Estimate(samples, samples, samples, source, "all steps")
 

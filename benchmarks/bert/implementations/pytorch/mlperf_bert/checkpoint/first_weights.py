@@ -38,11 +38,12 @@ MODEL_OF_WEIGHTS = (
 )
 
 
-def check_first_weights(config: RunConfig, data_dir: Path) -> None:
+def check_first_weights(config: RunConfig, data_dir: Path) -> list[str]:
     """Check that a run of `config` on the data in `data_dir` can start.
 
-    If `run.init_checkpoint` is set, the function checks that checkpoint. Otherwise it checks that
-    the run may start without one.
+    If `run.init_checkpoint` is set, the function checks that checkpoint, and returns a remark for
+    each setting that a phase may change and that differs there. Otherwise it checks that the run
+    may start without a checkpoint.
 
     Raises:
         ConfigError: the division requires weights and the config has none, the checkpoint's model
@@ -62,7 +63,7 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
                 "INIT_CHECKPOINT to run_and_time.sh or as --init-checkpoint to train"
             )
             raise ConfigError("run.init_checkpoint", problem, remedy)
-        return
+        return []
     directory = resolve(Path(given))
     check_model(directory, config.model)
     _check_phase(directory, config, data_dir)
@@ -70,6 +71,13 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> None:
         remedy = "pass a checkpoint written by a run or by `mlperf_bert convert`"
         raise CheckpointError(str(directory), f"has no {MODEL}", remedy)
     check_vocabulary(directory, Prepared.load(data_dir / "train").vocabulary_sha256)
+    ours, theirs = config.model, read_config(directory).model
+    return [
+        f"model.{name} is {getattr(ours, name)}, but the weights in {directory} were trained with "
+        f"{getattr(theirs, name)}"
+        for name in sorted(_OF_A_PHASE)
+        if theirs.architecture == "modern" and getattr(ours, name) != getattr(theirs, name)
+    ]
 
 
 def _refuse_state(config: RunConfig, problem: str) -> None:

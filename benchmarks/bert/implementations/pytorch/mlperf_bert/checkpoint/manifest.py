@@ -49,9 +49,6 @@ INITIALIZED_FROM = "initialized_from"
 ELSE = "use another checkpoint"
 REPLACED = "replaced"  # marks a checkpoint until its replacement of the same step is complete
 
-# Settings that checkpoints from before 2026-11-28 have, for the weights and data of the start. They
-# are ignored.
-_OF_A_START = (("run", "init_checkpoint_sha256"), ("data", "dupe_factor"))
 _NAMES = frozenset((MODEL, STATE, FP8, RANK_STATES, *VOCABULARY_FILES))  # at most one vocabulary
 _SHARD_NAME = re.compile(r"optimizer/rank_\d{5}\.safetensors")
 _STEP_NAME = re.compile(r"step_\d{8,19}")
@@ -259,11 +256,7 @@ def _as_damage() -> Iterator[None]:
 def read_config(directory: Path) -> RunConfig:
     """Parse the config in the manifest of a checkpoint, or of the latest one in `directory`."""
     found = resolve(directory)
-    tables = {
-        section: {key: value for key, value in table.items() if (section, key) not in _OF_A_START}
-        for section, table in read_manifest(found).config.items()
-    }
-    return config_from_tables(tables, str(found / MANIFEST))
+    return config_from_tables(read_manifest(found).config, str(found / MANIFEST))
 
 
 def verify_files(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:

@@ -282,10 +282,7 @@ def check_same(
     old = read_config(checkpoint)
     _check_fixed(checkpoint, state, old, new, new_run_by)
     check_seed(state.seed, new)
-    weights = old.run.init_checkpoint, new.run.init_checkpoint
-    other_weights = weights[1] and len({os.path.realpath(each) for each in weights}) > 1
-    changed = [("run.init_checkpoint", *weights)] if other_weights else []
-    for name, before, now in [*changed, *_differences(old, new)]:
+    for name, before, now in _differences(old, new):
         problem = f"is {now!r}, but the run to resume has {before!r}"
         new_run = new_run_by or f"--resume {shlex.quote(str(checkpoint))} --run-dir NEW"
         raise ConfigError(name, problem, f"undo this change, or start a new run with {new_run}")
@@ -324,8 +321,11 @@ def _check_fixed(
         problem = f"gives a global batch of {batches[1]:,}, but the checkpoint has {batches[0]:,}"
         raise ConfigError("parallel.local_batch_size", problem, remedy)
     for name, before, now in _unequal(old, new):
-        if name in _FIXED:
-            if name.startswith("model."):  # the weights would not fit either
+        is_fixed = name in _FIXED
+        if name == "run.init_checkpoint" and now:  # without it, the run keeps its first weights
+            is_fixed = os.path.realpath(before) != os.path.realpath(now)
+        if is_fixed:
+            if name.startswith(("model.", "run.")):  # the checkpoint's weights are not wanted
                 new_run = new_run_by or "--run-dir NEW --resume none"
                 remedy = f"undo this change, or start a new run with {new_run}"
             raise ConfigError(name, f"is {now!r}, but the checkpoint has {before!r}", remedy)

@@ -6,6 +6,7 @@ A reader is a process that reads samples for a rank.
 import argparse
 import secrets
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -309,7 +310,8 @@ def _agree_on_start(
         found[0] = find_start(args.resume, directory, config, args.new_run_by)
         ended = found[0].ended
         if ended is None and found[0].checkpoint is None:
-            check_first_weights(config, args.data)
+            remarks = (*found[0].remarks, *check_first_weights(config, args.data))
+            found[0] = replace(found[0], remarks=remarks)
         if ended is not None:
             if not is_there(directory.outcome):  # it was killed right after its last checkpoint
                 last, latest = found[0].checkpoint, directory.checkpoints / LATEST

@@ -128,23 +128,18 @@ def as_lost_ranks(error: Exception, here: str, timeout: timedelta) -> LostRanksE
         for number, unit in _WAITED.findall(text)
     ]
     waited += [patience] * (_OUR_TIMEOUT in text)
+    cause, how_long = _CAUSE.search(text), "in time"
     if waited:
         seconds = min(max(waited), patience)  # collectives wait for GRACE longer
-        problem = f"other ranks did not answer within {seconds:g} s (run.hang_timeout_s)"
+        how_long = f"within {seconds:g} s (run.hang_timeout_s)"
+    if waited or (cause is None and re.search("timed? ?out", text)):
         remedy = "look for a rank that is slow or has died, and for a broken link between the nodes"
-        return LostRanksError(here, problem, remedy)
-    if (cause := _CAUSE.search(text)) is None and re.search("timed? ?out", text):
-        problem = "other ranks did not answer in time"
-        return LostRanksError(here, problem, "look for a rank that is slow or has died")
-    if cause is not None:
-        problem = f"the network connection to another rank failed ({cause[0]})"
-        remedy = (
-            "check GLOO_SOCKET_IFNAME, the links between the nodes, and that all nodes use one MTU "
-            "(otherwise large packets are lost)"
-        )
-        return LostRanksError(here, problem, remedy)
+        return LostRanksError(here, f"other ranks did not answer {how_long}", remedy)
     problem = "another rank closed the connection"
     remedy = "look for the first rank that failed, in the lines above and below"
+    if cause is not None:
+        problem = f"the network connection to another rank failed ({cause[0]})"
+        remedy = "check GLOO_SOCKET_IFNAME, and the links and MTUs of all nodes"
     return LostRanksError(here, problem, remedy)
 
 

@@ -175,9 +175,15 @@ class ShardGroup:
             torch.cuda.current_stream().wait_stream(self._stream)
 
     def add_up(self, tensor: Tensor) -> None:
-        """Sum `tensor` over the shards in place, so that all shards get the same result."""
+        """Sum `tensor` over the shards in place, so that all replicas get the same result.
+
+        Nodes may add in different orders. Replicas take the mean, so that their weights stay equal.
+        """
         if self._shards is not None:
             dist.all_reduce(tensor, group=self._shards)
+            if self._replicas is not None:
+                dist.all_reduce(tensor, group=self._replicas)
+                tensor.div_(dist.get_world_size(self._replicas))
 
     def exchange(
         self, sent: Tensor, sent_to: Sequence[int], received_from: Sequence[int]
