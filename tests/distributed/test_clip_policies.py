@@ -260,6 +260,10 @@ def all_cases(config, data, output, info):
         reduction = Reduction(clip, "fp32", "as_gradients", info, group)
         for size, scale in SCALES.items():
             seen[f"{mode} {name} {size}"] = reduction.update(scale)
+    for mode, group in groups(info).items():
+        number = torch.tensor(float(info.rank))
+        group.add_up(number)
+        seen[f"sum {mode}"] = float(number)
     for mode, policy, (dtype, wire) in product(made, POLICIES, WIRES):
         reduction = Reduction(CASES[policy], dtype, wire, info, made[mode])
         seen[f"{mode} {policy} {dtype} {wire}"] = reduction.update(SCALES["mixed"])
@@ -291,6 +295,15 @@ def seen(job):
 
 def modes(seen):
     return ("ddp", "flat", "zero1", *(["zero1_node"] if len(seen) > 2 else []))
+
+
+def test_nodes_agree_on_sums_over_their_shards(seen):
+    """Two nodes of two shards take the mean of their sums, which rounding could make differ."""
+    numbers = range(len(seen))
+    expected = {"flat": [*numbers], "zero1": [sum(numbers)] * len(seen)}
+    if len(seen) > 2:
+        expected["zero1_node"] = [sum(numbers) / 2] * len(seen)
+    assert {mode: [each[f"sum {mode}"] for each in seen] for mode in expected} == expected
 
 
 def limited(gradient, limit):
