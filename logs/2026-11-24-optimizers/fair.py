@@ -7,10 +7,11 @@ README.md beside this file says what is compared and how. It was committed befor
 records are in fair.jsonl. An interrupted study continues with the same command, as study.py does.
 
 For each batch, TRIALS settings of rate, warm-up and weight decay an optimizer, from one Latin
-hypercube for all. Half of them go on at a quarter and at half of the budget. The best FINALISTS are
-trained with a second seed, and the one with the fewest samples over both seeds is trained with
-SEEDS seeds that no trial had. At 128 a training ends at 1.5 times the guess, and from NEARER_BATCH
-on at 1.25 times, which is what is judged at both.
+hypercube for all, and MORE_TRIALS with higher rates and longer warm-ups. Half of them go on at a
+quarter and at half of the budget. The best FINALISTS are trained with a second seed, and the one
+with the fewest samples over both seeds is trained with SEEDS seeds that no trial had. At 128 a
+training ends at 1.5 times the guess, and from NEARER_BATCH on at 1.25 times, which is what is
+judged at both.
 """
 
 import json
@@ -40,11 +41,13 @@ BATCHES = (128, 512)
 OPTIMIZERS = {128: tuple(RATES), 512: ("adamw", "lamb", "muon")}
 NEARER_BATCH = 512  # from this batch on a training ends at the nearer target
 TRIALS, FINALISTS, SEEDS = 16, 4, 7
+MORE_TRIALS = {128: 0, 512: 4}
 SECOND_SEED, FIRST_FRESH_SEED = 12, 201
 WARM_UP, DECAY = (0.01, 0.4), first.DECAY
 BETA_2 = 0.98  # between those of the first campaign's winners, 0.92 to 0.999
 NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon", "normuon": "NorMuon"}
 # What is judged comes first.
+JUDGED = 5  # comparisons, also before all of them were run
 TARGETS = ((128, first.NEARER_OVER_GUESS), (512, first.NEARER_OVER_GUESS), (128, first.OVER_GUESS))
 COMPARED = (("lamb", "adamw"), ("muon", "adamw"), ("normuon", "muon"))
 
@@ -67,7 +70,10 @@ class FairTraining(Training):
 def drawn(optimizer, batch):
     """The settings of each trial: the same points for every optimizer, rates in its own range."""
     steps, scale = BUDGETS[batch] // batch, (batch / 32) ** RATE_POWER
-    for rate, warm_up, decay in LatinHypercube(3, seed=batch + 1).random(TRIALS):
+    points = LatinHypercube(3, seed=batch + 1).random(TRIALS)
+    more = LatinHypercube(3, seed=batch + 2).random(MORE_TRIALS[batch])
+    more[:, :2] = (0.5, 0.8) + more[:, :2] * (0.4, 0.2)  # the upper parts of rate and warm-up
+    for rate, warm_up, decay in np.concatenate([points, more]):
         highest = first._between([scale * each for each in RATES[optimizer]], rate)
         yield {
             "optim.learning_rate": highest,
@@ -264,7 +270,7 @@ def table():
     print("|---" * 8 + "|")
     going = True
     for place, (p, cells) in enumerate(sorted(judged, key=lambda row: row[0])):
-        going = going and p <= 0.05 / (len(judged) - place)
+        going = going and p <= 0.05 / (JUDGED - place)
         print("|", *(f"{each} |" for each in [*cells, "yes" if going else "no"]))
     for _, cells in others:
         print("|", *(f"{each} |" for each in [*cells, "not judged"]))
