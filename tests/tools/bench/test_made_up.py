@@ -53,6 +53,20 @@ def config():
     return tiny(*changes, *lengths, seed=3)
 
 
+def test_updates_are_those_of_the_sampler_and_the_balance():
+    """Otherwise a step would be measured that is larger than that of the run, or not captured."""
+    changes = ("parallel.local_batch_size=16", "parallel.grad_accum_steps=4")
+    lengths = (f"data.max_seq_length={LONGEST}", f"model.max_position_embeddings={LONGEST}")
+    spread = {}
+    for balance in ("none", "presort_global"):
+        config = tiny(*changes, *lengths, f"data.balance={balance}", "data.sampler=quantile")
+        tokens = [[len(batch.input_ids) for batch in each] for each in run_updates(config, 4)]
+        spread[balance] = max(max(each) / np.mean(each) for each in tokens)
+        for update in run_updates(config, 4):
+            assert None not in {batch.shape for batch in padded(update, run_shapes(config))}
+    assert 1 <= spread["presort_global"] < 1.02 < spread["none"]
+
+
 def test_updates_are_padded_to_the_smallest_shape_that_holds_them(config):
     shapes = run_shapes(config)
     assert [shape.tokens for shape in shapes] == sorted({shape.tokens for shape in shapes})

@@ -204,9 +204,14 @@ def test_the_closed_division_has_a_target_and_a_checkpoint_of_its_own(root):
     assert sum("--init-checkpoint" in problem for problem in problems) == 1
 
 
-def test_an_open_run_may_start_from_anything(root):
-    change(log_of(root, 3), "initial_weights", value="random")
+def test_open_runs_may_start_from_anything_but_all_from_the_same(root):
+    for number in range(10):
+        change(log_of(root, number), "initial_weights", value="random")
     assert own_problems(root) == []
+    shutil.rmtree(root.with_name("tree"))
+    change(log_of(root, 3), "initial_weights", value="checkpoint")
+    (problem,) = own_problems(root)
+    assert "different values of 'initial_weights' ('checkpoint', 'random')" in problem
 
 
 WANTED = {"INFO - Run 10/10": 1, "INFO - SUCCESS": 1, "INFO - RCP Test Passed: ": 0}

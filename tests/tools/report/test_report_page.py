@@ -88,6 +88,10 @@ def test_equal_runs_differ_in_nothing(tmp_path):
     for each in runs:
         write_environment(each / "run_0")
     assert "the same settings and the same machine. Start times" in checked(page_of(*runs)).words
+    (runs[0] / "run_0" / "interrupted").mkdir()
+    (runs[0] / "run_0" / "interrupted" / "result_0_0.txt").touch()
+    last = "the same machine. Only last attempts are compared here, and earlier ones may"
+    assert last in checked(page_of(*runs)).words
     (runs[1] / "run_0" / "config.toml").unlink()  # what is not told is not called equal
     assert told in checked(page_of(*runs)).words
 

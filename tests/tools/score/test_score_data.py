@@ -77,6 +77,8 @@ def test_a_field_that_is_meant_for_other_files_may_be_missing(tmp_path):
     assert read_labelled(written(tmp_path / "a.jsonl", ROWS), fields).seconds is None
     pairs = written(tmp_path / "b.jsonl", [{**row, "other": "x"} for row in ROWS])
     assert read_labelled(pairs, fields).seconds == ["x"] * 8
+    usual = written(tmp_path / "c.jsonl", [{**row, "text_pair": "y"} for row in ROWS])
+    assert read_labelled(usual, fields).seconds == ["y"] * 8
 
 
 def test_a_long_text_of_csv_is_read(tmp_path):

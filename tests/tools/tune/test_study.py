@@ -4,6 +4,7 @@ import json
 import tomllib
 from types import SimpleNamespace
 
+import optuna
 import pytest
 
 from bert_tools.tune.study import report_point
@@ -94,6 +95,20 @@ def test_hopeless_trainings_are_ended(studied):
     trials = studied("patient", trials=6, samples=320)["trials"]
     # The sixth, told to end, reached the target first: that counts.
     assert (trials["reached"], trials["pruned"]) == (5, 1)
+
+
+@pytest.mark.parametrize(("objective", "is_pruned"), [("samples", True), ("time", False)])
+def test_no_search_for_the_fastest_is_pruned(studied, monkeypatch, objective, is_pruned):
+    """Curves are compared at equal samples, where a large batch is behind and may be faster."""
+    pruners, create = [], optuna.create_study
+
+    def created(**options):
+        pruners.append(options["pruner"])
+        return create(**options)
+
+    monkeypatch.setattr(optuna, "create_study", created)
+    studied(trials=1, objective=objective, status=None)
+    assert isinstance(pruners[0], optuna.pruners.MedianPruner) == is_pruned
 
 
 def test_values_that_contradict_cost_nothing(tmp_path, studied):

@@ -60,7 +60,6 @@ BASELINES = (
     "nested",  # no padding, by torch's nested tensors, logits of all positions
 )
 # Measured on two CPU cores. Many layers and a GPU's autotuning take longer.
-COMPILE_NOTE = "torch.compile usually takes half a minute to a few minutes"
 Compiled = Literal["no", "whole", "by layer"]
 LossOf = Callable[[int], Tensor]
 """Computes the loss of the batch with this number."""
@@ -362,10 +361,9 @@ def prepare_baselines(
     for number, name in enumerate(BASELINES, 1):
         reason = _reason_left_out(name, device, compiled, config)
         if reason is None:
-            note = COMPILE_NOTE if name.endswith("compiled") else ""
-            work = "compiling and warming up" if note else "warming up"
+            work = "compiling and warming up" if name.endswith("compiled") else "warming up"
             activity = f"{work} baseline {number} of {len(BASELINES)}, {name}"
-            progress.start(activity, note=note, total=len(data.batches))
+            progress.start(activity, total=len(data.batches))
             try:
                 contenders[name] = _warmed_up(
                     name, make_baseline(), data, config, compiled, check, progress

@@ -24,21 +24,17 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self._lines.__exit__(*error)
 
-    def start(
-        self, activity: str, *, note: str = "", seconds: float | None = None, total: int = 0
-    ) -> None:
+    def start(self, activity: str, *, seconds: float | None = None, total: int = 0) -> None:
         """Print the activity that begins now, and repeat it from time to time.
 
         Args:
             activity: name of the activity, such as "compiling sorted_compiled".
-            note: a remark, such as how long the activity usually takes.
             seconds: expected duration, from which the remaining time is computed, or None.
             total: number of steps for which `advance` will be called, or 0 to show no count.
         """
         self._set(activity, seconds, total)
-        if seconds is not None:
-            note = f"about {seconds:.0f} s"
-        self.say(f"{activity} ({note})" if note else activity)
+        about = "" if seconds is None else f" (about {seconds:.0f} s)"
+        self.say(f"{activity}{about}")
 
     def advance(self) -> None:
         """Count one finished step of the current activity, without printing."""

@@ -4,8 +4,7 @@ This step is that of a real run, with all batches already on the device. The bat
 words, have published sequence lengths, and are padded as in a real run.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -13,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_tools.common.length_histogram import masked_counts_of, real_lengths, run_shapes
+from bert_tools.common.length_histogram import masked_counts_of, planner_of_run, run_shapes
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
 from mlperf_bert.data.shards import IntArray, Samples
 from mlperf_bert.distributed.launch import RankInfo
+from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining, check_memory, make_model
 from mlperf_bert.optim.flat_optimizer import FlatOptimizer
 from mlperf_bert.optim.optimizers import make_optimizer
@@ -124,6 +124,9 @@ def run_of_model(
     device = model.step.device
     padded_updates = [padded(update, shapes) for update in updates]
     needed = {batch.shape for update in padded_updates for batch in update}
+    if shapes and None in needed:
+        problem = "is 'captured', but a batch fits none of the shapes that a run captures"
+        raise ConfigError("run.step_mode", problem, "measure with --set run.step_mode=eager")
     # Only the shapes that are needed are captured, because each capture takes seconds.
     shapes = tuple(shape for shape in shapes if shape in needed)
     if shapes:
@@ -155,21 +158,23 @@ def run_of_model(
 def run_updates(config: RunConfig, num_updates: int) -> list[Update]:
     """Return the batches of `num_updates` updates of one rank, on the host and without padding.
 
-    The sequences have published lengths, scaled to the config's maximum.
+    They are rank 0's in the first steps of a run, whose sampler and balance get samples with
+    published lengths, scaled to the config's maximum.
     """
-    shape = (num_updates, config.parallel.grad_accum_steps, config.parallel.local_batch_size)
-    seed = derive_seed(int(config.run.seed), "lengths")
-    lengths = real_lengths(math.prod(shape), config.data.max_seq_length, seed)
-    return updates_of_lengths(config, lengths.reshape(shape))
+    planner, lengths = planner_of_run(config), []
+    for step in range(1, num_updates + 1):
+        plan = planner.plan(step)
+        micro_batches = range(config.parallel.grad_accum_steps)
+        lengths.append([np.array(plan.sizes_of(0, each)[0]) for each in micro_batches])
+    return updates_of_lengths(config, lengths)
 
 
-def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
-    """Generate batches of random samples with given lengths, on the host and without padding.
+def updates_of_lengths(config: RunConfig, lengths: Iterable[Sequence[IntArray]]) -> list[Update]:
+    """Generate updates of random samples with given lengths, on the host and without padding.
 
-    `lengths` is int64 [updates, micro-batches, sequences]. Returns one tuple per update.
+    `lengths` has an int64 array [sequences] for each micro-batch of each update.
     """
-    data, updates = config.data, []
-    ids = np.arange(lengths.size).reshape(lengths.shape)
+    data, updates, num_samples = config.data, [], 0
     for row, update_lengths in enumerate(lengths):
         first_batch = row * len(update_lengths)
         samples = [
@@ -182,16 +187,16 @@ def updates_of_lengths(config: RunConfig, lengths: IntArray) -> list[Update]:
             )
             for number, batch_lengths in enumerate(update_lengths)
         ]
-        num_masked = float(sum(each.masked_counts.sum() for each in samples))
-        num_sequences = float(update_lengths.size)
-        updates.append(
-            tuple(
-                make_batch(
-                    each, batch_ids, mlm_denominator=num_masked, nsp_denominator=num_sequences
-                )
-                for each, batch_ids in zip(samples, ids[row], strict=True)
-            )
-        )
+        denominators = {
+            "mlm_denominator": float(sum(each.masked_counts.sum() for each in samples)),
+            "nsp_denominator": float(sum(len(each.lengths) for each in samples)),
+        }
+        batches = []
+        for each in samples:
+            ids = np.arange(num_samples, num_samples + len(each.lengths))
+            num_samples += len(ids)
+            batches.append(make_batch(each, ids, **denominators))
+        updates.append(tuple(batches))
     return updates
 
 

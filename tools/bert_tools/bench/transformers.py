@@ -148,11 +148,12 @@ def _compared(
 def as_both_train(config: RunConfig) -> RunConfig:
     """Return the config, changed to the training settings that the baselines use.
 
-    The changed settings are the optimizer, a constant learning rate, gradient clipping, and one
-    micro-batch per update.
+    The changed settings are the optimizer, a constant learning rate, gradient clipping, one
+    micro-batch per update, and batches of mixed lengths.
     """
     return replace(
         config,
+        data=replace(config.data, sampler="uniform", balance="none"),
         parallel=replace(config.parallel, grad_accum_steps=1),
         optim=OPTIM,
         schedule=ScheduleSection(

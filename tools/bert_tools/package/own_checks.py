@@ -52,7 +52,6 @@ _SINGLE: Mapping[str, tuple[str | None, type]] = {
 _OF_ONE_RUN = (
     "cache_clear",
     "init_start",
-    "initial_weights",
     "number_of_nodes",
     "resumed",
     "rules_enforced",

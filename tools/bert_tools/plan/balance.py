@@ -149,7 +149,7 @@ def measure_row(config: RunConfig, index: SampleIndex, draws: int) -> BalanceRow
     plans = [planner.plan(step) for step in range(1, draws + 1)]
     imbalance = np.array([plan.imbalance_tokens for plan in plans])
     sizes = np.stack([micro_batch_sizes(plan) for plan in plans], axis=1)
-    limits = {"max_seqlen": index.max_length, "max_masked": int(index.masked_counts.max())}
+    limits = {"max_seqlen": index.max_length, "max_masked": data.max_predictions}
     shapes = shapes_of_sizes(sizes, draws, **limits)
     return BalanceRow(
         sampler=data.sampler,

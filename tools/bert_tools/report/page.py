@@ -116,6 +116,8 @@ def _about_differences(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     """Return a text about the settings and facts that are equal, and about those not compared."""
     is_known = all(each.config is not None and each.environment for each in runs)
     known = "" if is_known else ", as far as the files of the runs show"
+    if any(each.attempts for each in runs):
+        known += ". Only last attempts are compared here, and earlier ones may have run elsewhere"
     if not rows:
         equal = f"The runs have the same settings and the same machine{known}."
     elif [row.name for row in rows] == [SEED]:

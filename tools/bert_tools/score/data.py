@@ -118,6 +118,8 @@ def _read(path: Path, fields: Fields, *, needs_pair: bool) -> Texts:
     is_number = fields.value_option == "--number-field"
     needs_pair |= fields.pair is not None and not fields.may_be_single
     for where, row in _rows(path):
+        if fields.may_be_single and fields.pair not in row:  # it is a field of --pairs
+            pair = PAIR_FIELD
         is_pair = needs_pair or not _is_empty(row.get(pair))
         if firsts and is_pair != bool(seconds):
             problem = f"has {'a' if is_pair else 'no'} second text, unlike the examples before it"

@@ -371,6 +371,7 @@ def make_engine(
     there are more stages than layers.
     """
     seed = derive_seed(settings.seed, "squad dropout")
+    torch.manual_seed(derive_seed(settings.seed, "others' kernels", mesh.rank))
 
     def part_of(part: Part) -> SpanModel:
         return make_part(start.model, part, start.weights, device, settings.precision, seed)

@@ -104,6 +104,8 @@ class StudySettings:
         tables["run"]["seed"] = self.seed
         tables["run"]["max_steps"] = max(1, self.most_samples // trial.parallel.global_batch_size)
         tables["checkpoint"]["interval_steps"] = "never"
+        if trial.mlperf.division == "open":  # "mlperf" depends on the batch
+            tables["eval"]["interval_samples"] = self.config.eval_interval_samples
         return config_from_tables(tables, "trial")
 
     def as_json(self) -> dict[str, Any]:
@@ -184,18 +186,20 @@ def open_study(directory: Path, settings: StudySettings) -> "Study":
     Raises DataError if the study was started with other settings, or if its journal is damaged.
     """
     from optuna import create_study
-    from optuna.pruners import MedianPruner
+    from optuna.pruners import MedianPruner, NopPruner
     from optuna.trial import TrialState
 
     now = settings.as_json()
     path = directory / JOURNAL
     first = max(2, settings.evaluations // _PRUNE_FROM)
+    median = MedianPruner(_LEAST_CURVES, first, n_min_trials=_LEAST_CURVES)
     try:
         study = create_study(
             storage=open_journal(path),
             study_name="tune",
             direction="minimize",
-            pruner=MedianPruner(_LEAST_CURVES, first, n_min_trials=_LEAST_CURVES),
+            # Curves are compared at equal samples, which take unequal times.
+            pruner=NopPruner() if settings.objective == "time" else median,
             load_if_exists=True,
         )
     except (OSError, UserError):
