@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
-from bert_tools.tune.study import report_point
+from bert_tools.tune.study import StudySettings, report_point
 from mlperf_bert.__main__ import main
 from mlperf_bert.config.files import load_config
 
@@ -95,6 +95,27 @@ def test_hopeless_trainings_are_ended(studied):
     trials = studied("patient", trials=6, samples=320)["trials"]
     # The sixth, told to end, reached the target first: that counts.
     assert (trials["reached"], trials["pruned"]) == (5, 1)
+
+
+def test_all_trials_are_evaluated_after_as_many_samples(tiny_config, tmp_path):
+    """MLPerf's interval grows with the batch, which would round their results differently."""
+    changes = ("eval.interval_samples=mlperf", "schedule.decay_steps=20000")
+    config, large = (
+        load_config(tiny_config, [*changes, f"parallel.local_batch_size={size}"])
+        for size in (16, 4096)
+    )
+    settings = StudySettings(
+        config=config,
+        config_path=tiny_config,
+        space=(),
+        data=tmp_path,
+        objective="samples",
+        most_samples=10**6,
+        seed=1,
+        trainer=None,
+    )
+    trial = settings.trial_config({"parallel.local_batch_size": 4096})
+    assert trial.eval_interval_samples == 150_000 < large.eval_interval_samples
 
 
 @pytest.mark.parametrize(("objective", "is_pruned"), [("samples", True), ("time", False)])
