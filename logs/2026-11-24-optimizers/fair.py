@@ -1,7 +1,7 @@
 """The second campaign: AdamW, LAMB, Muon and NorMuon tuned with long warm-ups, with equal budgets.
 
     python fair.py DATA WORK [--batches 128,512] [--optimizers adamw,muon] [--workers 2]
-    python fair.py table | seeds | chosen
+    python fair.py table | seeds | chosen | earlier
 
 README.md beside this file says what is compared and how. It was committed before the first run. The
 records are in fair.jsonl. An interrupted study continues with the same command, as study.py does.
@@ -19,7 +19,7 @@ import sys
 from itertools import product
 
 import numpy as np
-from scipy.stats import ttest_1samp
+from scipy.stats import ttest_1samp, ttest_ind
 from scipy.stats.qmc import LatinHypercube
 
 import study as first
@@ -46,8 +46,8 @@ SECOND_SEED, FIRST_FRESH_SEED = 12, 201
 WARM_UP, DECAY = (0.01, 0.4), first.DECAY
 BETA_2 = 0.98  # between those of the first campaign's winners, 0.92 to 0.999
 NAMES = {"adamw": "AdamW", "lamb": "LAMB", "muon": "Muon", "normuon": "NorMuon"}
-# What is judged comes first.
 JUDGED = 5  # comparisons, also before all of them were run
+# What is judged comes first.
 TARGETS = ((128, first.NEARER_OVER_GUESS), (512, first.NEARER_OVER_GUESS), (128, first.OVER_GUESS))
 COMPARED = (("lamb", "adamw"), ("muon", "adamw"), ("normuon", "muon"))
 
@@ -183,9 +183,9 @@ def sign_flips(logs):
     return np.mean(np.array(means) >= abs(logs.mean()) - 1e-12)
 
 
-def read_records():
+def read_records(path=RECORDS):
     """The records by name. Of several lines with one name, the last counts."""
-    lines = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {each["name"]: each for each in lines}
 
 
@@ -243,6 +243,37 @@ def seeds():
             print("|", *(f"{each} |" for each in cells))
 
 
+def earlier():
+    """Print the fresh seeds at 128 over those of the first campaign, and over the choosing ones."""
+    now, before = read_records(), read_records(first.RECORDS)
+    print(
+        "| fresh seeds of | target over guess | over the first campaign (95 %) | over the choice |"
+    )
+    print("|---" * 4 + "|")
+    for optimizer, over_guess in product(OPTIMIZERS[128], (1.25, 1.5)):
+        arms = [of_arm(records, optimizer, 128, "seed") for records in (now, before)]
+        found = [[samples_to(over_guess, each) for each in arm] for arm in arms]
+        ours, theirs = (np.log([needed for needed, _ in arm]) for arm in found)
+        is_whole = len(theirs) > 0 and not any(missed for _, missed in found[1])
+        chose = [_samples(each) for each in by_both_seeds(now, optimizer, 128)[0]]
+        over_choice = np.exp(ours.mean() - np.log(chose).mean())
+        cells = [
+            NAMES[optimizer],
+            f"{over_guess:.2f}",
+            welch(ours, theirs) if is_whole else "",
+            f"{over_choice:.2f}" if over_guess == first.OVER_GUESS else "",
+        ]
+        print("|", *(f"{each} |" for each in cells))
+    logs = [ratios(records, "muon", "adamw", 128, 1.25)[0] for records in (now, before)]
+    print(f"| Muon over AdamW | 1.25 | {welch(*logs)} | |")
+
+
+def welch(logs, others):
+    """The ratio of two geometric means, with its interval by Welch's t of the logarithms."""
+    low, high = np.exp(ttest_ind(logs, others, equal_var=False).confidence_interval())
+    return f"{np.exp(logs.mean() - others.mean()):.2f} ({low:.2f} to {high:.2f})"
+
+
 def table():
     """Print the comparisons whose arms have their seeds, with Holm's limits for those judged."""
     records = read_records()
@@ -277,5 +308,6 @@ def table():
 
 
 if __name__ == "__main__":
-    printed = {"table": table, "seeds": seeds, "chosen": chosen}.get(" ".join(sys.argv[1:]))
+    tables = {"table": table, "seeds": seeds, "chosen": chosen, "earlier": earlier}
+    printed = tables.get(" ".join(sys.argv[1:]))
     printed() if printed else first.main(FairStudy, BATCHES)
