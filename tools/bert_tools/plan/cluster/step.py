@@ -94,7 +94,6 @@ class StepTiming:
     phases: list[Phase]
     starts: Float64Array  # [P, R], when the device starts a phase
     ends: Float64Array  # [P, R], when the device ends a phase
-    host_ends: Float64Array  # [P, R], when the host has launched a phase
     input_ms: float
     clip_ms: Float64Array  # [R], clipping during the backward pass
     backward_end: Float64Array  # [R], including clipping
@@ -163,11 +162,6 @@ class StepTiming:
             "wait: communication": self.exposed_ms * ones,
         }
 
-    @property
-    def slowest_rank(self) -> int:
-        """Return the rank whose backward pass ends last."""
-        return int(self.backward_end.argmax())
-
 
 def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
     """Simulate one step and return the times of its events.
@@ -199,7 +193,6 @@ def simulate_step(job: Job, work: Workload, speed: Float64Array) -> StepTiming:
         phases=phases,
         starts=starts,
         ends=ends,
-        host_ends=host_ends,
         input_ms=input_ms,
         clip_ms=clip_ms,
         backward_end=end,

@@ -94,14 +94,8 @@ class Blocks:
 
         `x` is [R, any] and `residual` is [R, D]. `dense` and `norm` have no bias.
         """
-        total = self.add(x, residual, dense, site)
+        total = residual + dropout(self.multiply(x, (dense,))[0], site)
         return total, norm(total)
-
-    def add(
-        self, x: Tensor, residual: Tensor, dense: nn.Linear, site: DropoutSite | None
-    ) -> Tensor:
-        """Compute the sum residual + dropout(dense(x)): [R, any], [R, D] -> [R, D]."""
-        return residual + dropout(self.multiply(x, (dense,))[0], site)
 
     def gated(self, hidden: Tensor, dense: nn.Linear) -> Tensor:
         """Compute GELU(a) * b, where a and b are the halves of dense(hidden): [R, D] -> [R, F].

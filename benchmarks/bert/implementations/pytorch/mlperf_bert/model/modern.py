@@ -127,18 +127,16 @@ class ModernLayer(nn.Module):
     def forward(
         self,
         residual: Tensor,
-        normed: Tensor | None,
+        normed: Tensor,
         layout: AttentionLayout,
         keys: DropoutKeys | None,
-        next_norm: nn.Module | None,
-    ) -> tuple[Tensor, Tensor | None]:
+        next_norm: nn.LayerNorm,
+    ) -> tuple[Tensor, Tensor]:
         """Compute the next residual stream and its norm, both [R, D], from the current ones [T, D].
 
-        The R rows are the layout's queries, and `keys` are their dropout keys. If `normed` is None,
-        the layer normalizes the residual stream itself. If `next_norm` is None, the layer returns
-        None instead of the norm, and the next layer normalizes the stream.
+        The R rows are the layout's queries, and `keys` are their dropout keys. `next_norm` is the
+        norm of the next layer, or the model's final norm after the last layer.
         """
-        normed = self.attn_norm(residual) if normed is None else normed
         attention_site, feed_forward_site = (
             make_site(self.dropout_p, stream, keys) for stream in self.dropout_streams
         )
@@ -148,9 +146,6 @@ class ModernLayer(nn.Module):
             context, layout.select(residual), self.attn.Wo, self.mlp_norm, attention_site
         )
         gated = blocks.gated(normed, mlp.Wi)
-        if next_norm is None:
-            return blocks.add(gated, residual, mlp.Wo, feed_forward_site), None
-        assert isinstance(next_norm, nn.LayerNorm)
         return blocks.sum_norm(gated, residual, mlp.Wo, next_norm, feed_forward_site)
 
     @property

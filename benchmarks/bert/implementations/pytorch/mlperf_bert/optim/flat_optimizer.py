@@ -195,14 +195,6 @@ class FlatOptimizer:
             )
         )
 
-    def reduced(self) -> FlatShard:
-        """Return this rank's shard, which contains the reduced gradients of an update.
-
-        Call this method before `step`, which may change the gradients.
-        """
-        self._buffers.collect()
-        return self.shard
-
     def wait_for_weights(self) -> None:
         """Wait until the model contains the updated weights of all shards.
 
