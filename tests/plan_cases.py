@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from bert_tools.common.length_histogram import masked_counts_of
 from mlperf_bert.data.balance import StepPlanner
+from mlperf_bert.data.index import masked_count_table
 from mlperf_bert.data.sampler import make_sampler
 
 
@@ -19,7 +19,7 @@ def planner_of(
 ):
     """A planner over these lengths; without `masked_counts` 15 % of them, 76 at most."""
     if masked_counts is None:
-        masked_counts = masked_counts_of(lengths, 76)
+        masked_counts = masked_count_table(int(lengths.max()), 76, 0.15)[lengths]
     return StepPlanner(
         make_sampler(
             sampler,

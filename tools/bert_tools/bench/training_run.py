@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_tools.common.length_histogram import masked_counts_of, planner_of_run, run_shapes
+from bert_tools.common.length_histogram import planner_of_run, run_shapes
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.batch import UnpaddedBatch, make_batch, pad
 from mlperf_bert.data.capacity import StaticShape
+from mlperf_bert.data.index import masked_count_table
 from mlperf_bert.data.shards import IntArray, Samples
 from mlperf_bert.distributed.launch import RankInfo
 from mlperf_bert.errors import ConfigError
@@ -237,7 +238,8 @@ def synthetic_samples(
     """
     generator = np.random.default_rng(seed)
     segment_b_start = generator.integers(3, lengths - 1)
-    masked_counts = masked_counts_of(lengths, max_predictions, masking_rate)
+    table = masked_count_table(int(lengths.max()), max_predictions, masking_rate)
+    masked_counts = table[lengths].astype(np.int64)
     masked_positions = []
     for length, start, count in zip(lengths, segment_b_start, masked_counts, strict=True):
         # Positions of words: all except that of [CLS] and those of the two [SEP].

@@ -13,6 +13,7 @@ from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.config.sections import STORED_MASKING_RATE
 from mlperf_bert.data.balance import StepPlanner, planner_of_lengths
 from mlperf_bert.data.capacity import StaticShape, plan_shapes
+from mlperf_bert.data.index import masked_count_table
 from mlperf_bert.data.shards import IntArray
 from mlperf_bert.seeds import derive_seed
 
@@ -75,26 +76,18 @@ def real_lengths(count: int, max_length: int, seed: int) -> IntArray:
     return np.maximum(-(-scaled // published.max_length), SHORTEST)
 
 
-def masked_counts_of(lengths: IntArray, most: int, rate: float = STORED_MASKING_RATE) -> IntArray:
-    """Return how many tokens to mask in each sequence, int64 [n].
-
-    The number is the fraction `rate` of the length, rounded, but at least 1 and at most `most`.
-    """
-    counts: IntArray = np.clip(np.rint(rate * lengths), 1, most).astype(np.int64)
-    return counts
-
-
 def planner_of_run(config: RunConfig) -> StepPlanner:
     """Return a planner of a run's steps, which draws samples with the published lengths."""
     longest, most_masked = config.data.max_seq_length, config.data.max_predictions
     seed = 1 if config.run.seed == "random" else config.run.seed
     count = max(PLANNED_SAMPLES, config.parallel.global_batch_size)
     lengths = real_lengths(count, longest, derive_seed(seed, "planned lengths"))
+    stored_masked = masked_count_table(longest, most_masked, STORED_MASKING_RATE)
     return planner_of_lengths(
         config,
-        seed,
+        derive_seed(seed, "sampler"),
         lengths.astype(np.uint16),
-        masked_counts_of(lengths, most_masked, config.data.masking_rate).astype(np.uint16),
+        stored_masked[lengths],
         np.argsort(lengths, kind="stable"),
         np.bincount(lengths, minlength=longest + 1).tolist(),
     )

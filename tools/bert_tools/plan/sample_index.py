@@ -10,22 +10,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tools.common.length_histogram import (
-    LengthHistogram,
-    masked_counts_of,
-    wikipedia_lengths,
-)
+from bert_tools.common.length_histogram import LengthHistogram, wikipedia_lengths
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import MAX_PREDICTIONS, ModelSection
-from mlperf_bert.data.balance import StepPlan, StepPlanner, balance_of
-from mlperf_bert.data.index import (
-    MISSING_REMEDY,
-    CountsByLength,
-    LengthIndex,
-    MaskedCounts,
-    masked_count_table,
-)
-from mlperf_bert.data.sampler import make_sampler
+from mlperf_bert.config.sections import MAX_PREDICTIONS, STORED_MASKING_RATE, ModelSection
+from mlperf_bert.data.balance import StepPlan, StepPlanner, planner_of_lengths
+from mlperf_bert.data.index import MISSING_REMEDY, LengthIndex, MaskedCounts, masked_count_table
 from mlperf_bert.data.token_packets import gathered_bytes
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.vocabulary.word_pieces import token_dtype
@@ -71,12 +60,12 @@ class SampleIndex:
 
         The samples are sorted by length. Their numbers of masked tokens follow the published data.
         """
-        masked = masked_counts_of(histogram.lengths, MAX_PREDICTIONS)
+        table = masked_count_table(histogram.max_length, MAX_PREDICTIONS, STORED_MASKING_RATE)
         return cls(
             source=source,
             vocab_size=ModelSection().vocab_size,
             lengths=np.repeat(histogram.lengths.astype(np.uint16), histogram.counts),
-            masked_counts=np.repeat(masked.astype(np.uint16), histogram.counts),
+            masked_counts=np.repeat(table[histogram.lengths], histogram.counts),
             order_by_length=np.arange(histogram.num_sequences, dtype=np.uint32),
             length_histogram=np.bincount(histogram.lengths, histogram.counts).astype(int).tolist(),
         )
@@ -98,30 +87,19 @@ class SampleIndex:
         Raises ConfigError if a batch has more sequences than there are samples, or if the sampler
         does not support the batch.
         """
-        data, parallel = config.data, config.parallel
-        batch = parallel.global_batch_size
+        batch = config.parallel.global_batch_size
         if batch > len(self.lengths):
             samples = f"{len(self.lengths):,} samples of {self.source}"
             problem = f"results in a global batch of {batch:,}, but there are only {samples}"
             remedy = "lower local_batch_size or the number of ranks"
             raise ConfigError("parallel.local_batch_size", problem, remedy)
-        counts: MaskedCounts | CountsByLength = self.masked_counts
-        if data.masking == "dynamic":
-            table = masked_count_table(self.max_length, data.max_predictions, data.masking_rate)
-            counts = CountsByLength(self.lengths, table)
-        return StepPlanner(
-            make_sampler(
-                data.sampler,
-                order_by_length=self.order_by_length,
-                length_histogram=self.length_histogram,
-                global_batch_size=batch,
-                seed=0,
-            ),
+        return planner_of_lengths(
+            config,
+            0,
             self.lengths,
-            counts,
-            world_size=parallel.world_size,
-            grad_accum_steps=parallel.grad_accum_steps,
-            balance=balance_of(config),
+            self.masked_counts,
+            self.order_by_length,
+            self.length_histogram,
         )
 
     def exchanged_bytes(self, config: RunConfig, plan: StepPlan) -> int:

@@ -382,40 +382,38 @@ def _imbalance(cost: NDArray[Any]) -> float:
 
 def make_planner(config: RunConfig, index: LengthIndex, seed: int) -> StepPlanner:
     """Create the step planner of a run from its config, its length index and its seed."""
-    masked_counts: MaskedCounts | CountsByLength = index.masked_counts
-    longest, data = index.manifest.max_seq_length, config.data
-    if data.masking == "dynamic":
-        table = masked_count_table(longest, data.max_predictions, data.masking_rate)
-        masked_counts = CountsByLength(index.lengths, table)
     order, histogram = index.order_by_length, index.manifest.length_histogram
-    return planner_of_lengths(
-        *(config, seed, index.lengths, masked_counts, order, histogram),
-        stored_masked=index.masked_counts,
-    )
+    arrays = index.lengths, index.masked_counts, order, histogram
+    return planner_of_lengths(config, derive_seed(seed, "sampler"), *arrays)
 
 
 def planner_of_lengths(
     config: RunConfig,
-    seed: int,
+    sampler_seed: int,
     lengths: NDArray[np.uint16],
-    masked_counts: MaskedCounts | CountsByLength,
+    stored_masked: MaskedCounts,
     order_by_length: NDArray[Any],
     length_histogram: Sequence[int],
-    stored_masked: MaskedCounts | None = None,
 ) -> StepPlanner:
     """Create a step planner from the arrays of a length index.
 
     All arrays have the shape [N], except `length_histogram`, whose element k is the number of
-    samples with k tokens.
+    samples with k tokens. With dynamic masking, `stored_masked` only determines the size of the
+    samples that ranks exchange.
     """
     data, parallel = config.data, config.parallel
+    masked_counts: MaskedCounts | CountsByLength = stored_masked
+    if data.masking == "dynamic":
+        longest = len(length_histogram) - 1
+        table = masked_count_table(longest, data.max_predictions, data.masking_rate)
+        masked_counts = CountsByLength(lengths, table)
     return StepPlanner(
         make_sampler(
             data.sampler,
             order_by_length=order_by_length,
             length_histogram=length_histogram,
             global_batch_size=parallel.global_batch_size,
-            seed=derive_seed(seed, "sampler"),
+            seed=sampler_seed,
             skip_samples=data.skip_samples,
         ),
         lengths,
