@@ -14,7 +14,14 @@ import pytest
 from forked_ranks import free_port, mpiexec_of, run_forked, run_ranks
 from mlperf_bert.__main__ import main
 from resume_cases import DROPOUT, MISSED
-from support import metrics_losses, metrics_records, run_cli, run_process, sets_of
+from support import (
+    metrics_losses,
+    metrics_records,
+    prepare_small,
+    run_cli,
+    run_process,
+    sets_of,
+)
 
 LOSS_TOLERANCE = 5e-6
 STEPS = 20
@@ -191,6 +198,28 @@ def test_a_mistake_of_one_rank_alone_ends_all_and_is_said_once(arguments, synthe
     # On a busy machine rank 0 may have said that it is still starting.
     (refusal,) = [line for line in printed.splitlines() if ": error: " in line]
     assert "train.hdf5" in refusal and "Traceback" not in printed
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("differing", ["data", "settings"])
+def test_a_node_with_other_data_or_settings_is_refused(
+    differing, arguments, synthetic_data, tmp_path
+):
+    other = ["--set", "optim.learning_rate=1e-3"]
+    if differing == "data":
+        shutil.copytree(synthetic_data, tmp_path / "data")
+        train = tmp_path / "data" / "train"
+        shutil.rmtree(train)
+        how = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 2, "seed": 1}
+        text, vocabulary = synthetic_data / "train.txt", synthetic_data / "words.txt"
+        prepare_small([text], vocabulary, train, **how)
+        other = ["--data", tmp_path / "data"]
+    options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8)]
+    statuses, printed = slurm_tasks(options, [*options, *other])
+    assert statuses == [2, 2], printed
+    (refusal,) = [line for line in printed.splitlines() if ": error: " in line]
+    what = {"data": "the prepared sets on", "settings": "--config: the settings on"}[differing]
+    assert what in refusal and "differ from those on" in refusal
     assert not (tmp_path / "run").exists()
 
 

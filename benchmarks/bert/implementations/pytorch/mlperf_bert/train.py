@@ -4,6 +4,7 @@ The caller, `cli/train.py`, reads the config, connects the ranks and decides whe
 from a checkpoint.
 """
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -34,6 +35,7 @@ from mlperf_bert.checkpoint.resume import (
 )
 from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
+from mlperf_bert.config.files import config_to_toml
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import sets_sha256
@@ -47,7 +49,7 @@ from mlperf_bert.distributed.session import from_all_ranks, on_every_rank
 from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.distributed.stop_request import StopRequest
 from mlperf_bert.distributed.sum_check import check_sums
-from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.errors import ConfigError, DataError, UserError
 from mlperf_bert.evaluation.evaluate import Evaluated, Evaluator
 from mlperf_bert.model.bert import check_memory, make_model, tensorflow_name
 from mlperf_bert.optim.optimizers import make_optimizer
@@ -126,7 +128,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
         data_sha256=sets_sha256(data.train_reader.set_dir, data.held_out_reader.set_dir),
         world_size=info.world_size,
     )
-    on_every_rank(info, lambda: check_data(start, identity.data_sha256, data_dir))
+    _check_inputs(config, info, start, identity.data_sha256, data_dir)
     # The planner decides which samples each rank gets in each step, and the loader provides them.
     # `shapes` are the shapes that a captured step is captured with. An eager step has none.
     planner = make_planner(config, data.train, seed)
@@ -360,6 +362,32 @@ def _check_world_size(config: RunConfig, info: RankInfo) -> None:
             f"{info.world_size} were started (launcher: {info.launcher})",
             f"start {parallel.world_size} ranks, or set parallel.nodes and parallel.ranks_per_node",
         )
+
+
+def _check_inputs(
+    config: RunConfig, info: RankInfo, start: Start, data_sha256: str, data_dir: Path
+) -> None:
+    """Check that all ranks have the same data and settings, and that a checkpoint fits the data.
+
+    Without this check, nodes with another copy of the data or of the config would train on
+    different batches. Raises CheckpointError, DataError or ConfigError on every rank. All ranks
+    must call this function.
+    """
+    on_every_rank(info, lambda: check_data(start, data_sha256, data_dir))
+    settings_sha256 = hashlib.sha256(config_to_toml(config).encode()).hexdigest()
+    first, *others = from_all_ranks(info, [host_name(), data_sha256, settings_sha256])
+    error: UserError | None = None
+    for host, data, settings in others:
+        where = f"on {host} differ from those on {first[0]}"
+        if data != first[1]:
+            remedy = "copy the same prepared sets to all nodes"
+            error = DataError(str(data_dir), f"the prepared sets {where}", remedy)
+        elif settings != first[2]:
+            remedy = "start all ranks with the same config and the same options"
+            error = ConfigError("--config", f"the settings {where}", remedy)
+        if error is not None:
+            error.is_of_all_ranks = True
+            raise error
 
 
 def _begin_log(
