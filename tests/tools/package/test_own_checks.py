@@ -193,12 +193,14 @@ def test_the_closed_division_has_a_target_and_a_checkpoint_of_its_own(root):
     assert own_problems(root) == []
     shutil.rmtree(root.with_name("tree"))
     change(log_of(root, 3), "initial_weights", value="random")
+    change(log_of(root, 4), "eval_samples", value=2000)
     change(log_of(root, 5), "quality_target", value=0.7)
     change(log_of(root, 5), "eval_accuracy", value=0.71)
     problems = own_problems(root)
     for wanted in (
         "result_3.txt: the closed division forbids initial_weights 'random'; rerun from",
         "target is 0.7, and the accuracy is 0.71; for the closed division, train to",
+        "result_4.txt: the accuracy was measured on 2,000 samples; for the closed division",
     ):
         assert sum(wanted in problem for problem in problems) == 1
     assert sum("--init-checkpoint" in problem for problem in problems) == 1

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_tools.common.log_reader import AS_WRITTEN, RunLog, is_number, read_log
-from mlperf_bert.config.run_config import CLOSED_TARGET_ACCURACY, may_begin_with
+from mlperf_bert.config.run_config import (
+    CLOSED_EVAL_SAMPLES,
+    CLOSED_TARGET_ACCURACY,
+    may_begin_with,
+)
 from mlperf_bert.errors import DataError
 from mlperf_bert.files import MAX_JSON_BYTES, in_brief, parse_json_object, read_regular_file
 
@@ -44,6 +48,7 @@ _SINGLE: Mapping[str, tuple[str | None, type]] = {
     "initial_weights": ("initial_weights", str),
     "number_of_nodes": ("nodes", int),
     "number_of_ranks": ("ranks", int),
+    "eval_samples": ("eval_samples", int),
     "init_stop": (None, type(None)),
     "run_start": (None, type(None)),
     "run_stop": (None, type(None)),
@@ -84,6 +89,7 @@ class RunFacts:
     initial_weights: str
     nodes: int
     ranks: int
+    eval_samples: int
     cache_cleared: bool
     status: str
     accuracy: float
@@ -181,6 +187,10 @@ def _check_run(run: RunFacts) -> Iterator[DataError]:
     if run.division == "closed" and min(run.quality_target, run.accuracy) < CLOSED_TARGET_ACCURACY:
         problem = f"the target is {run.quality_target}, and the accuracy is {run.accuracy}"
         remedy = f"for the closed division, train to a target of at least {CLOSED_TARGET_ACCURACY}"
+        yield DataError(run.name, problem, remedy)
+    if run.division == "closed" and run.eval_samples != CLOSED_EVAL_SAMPLES:
+        problem = f"the accuracy was measured on {run.eval_samples:,} samples"
+        remedy = f"for the closed division, evaluate on all {CLOSED_EVAL_SAMPLES:,}"
         yield DataError(run.name, problem, remedy)
     if not may_begin_with(run.initial_weights, run.division):
         problem = f"the closed division forbids initial_weights {in_brief(run.initial_weights)}"

@@ -485,5 +485,7 @@ def _accuracy_of(evaluated: Evaluated | None) -> float | None:
 
 
 def _reached(config: RunConfig, evaluated: Evaluated | None) -> bool:
-    accuracy, target = _accuracy_of(evaluated), config.eval.target
-    return accuracy is not None and target is not None and accuracy >= target
+    target = config.eval.target
+    if evaluated is None or target is None or not config.counts_as_result(evaluated.samples):
+        return False
+    return evaluated.accuracy.mlm_accuracy >= target

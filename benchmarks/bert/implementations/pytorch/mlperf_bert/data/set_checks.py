@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
-from mlperf_bert.config.run_config import RunConfig
+from mlperf_bert.config.run_config import CLOSED_EVAL_SAMPLES, RunConfig
 from mlperf_bert.data.index import REMEDY as INDEX_REMEDY
 from mlperf_bert.data.index import (
     IndexFile,
@@ -198,6 +198,8 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
         problem = f"train and eval in {data_dir} were prepared with different vocabularies"
         raise ConfigError("--data", problem, "prepare both sets with the same vocabulary")
     check_batch_fits(config, train, data_dir)
+    if config.mlperf.division == "closed" and config.mlperf.enforce_rules:
+        _check_closed_sets(config, train.manifest, held_out.manifest, data_dir)
     data = RunData(
         train=train,
         train_reader=SampleReader(data_dir / "train", train.manifest),
@@ -268,6 +270,31 @@ def open_index(set_dir: Path, config: RunConfig) -> LengthIndex:
             problem = f"{limit} is too small for the data in {set_dir}, which needs {used}"
             raise ConfigError(field, problem, f"set it to at least {used}")
     return index
+
+
+def _check_closed_sets(
+    config: RunConfig, train: Manifest, held_out: Manifest, data_dir: Path
+) -> None:
+    """Raise ConfigError if the sets differ from those that the closed division requires.
+
+    The config was already checked, so its lengths are those of the rules.
+    """
+    lengths = config.data.max_seq_length, config.data.max_predictions
+    remedy = "prepare both sets with init_datasets.sh, without other options"
+    for name, manifest in (("train", train), ("eval", held_out)):
+        found = manifest.max_seq_length, manifest.max_predictions
+        if found != lengths:
+            problem = (
+                f"{data_dir / name} was prepared for sequences of {found[0]} tokens with at most "
+                f"{found[1]} masked, but the closed division requires {lengths[0]} and {lengths[1]}"
+            )
+            raise ConfigError("--data", problem, remedy)
+    if held_out.num_samples != CLOSED_EVAL_SAMPLES:
+        problem = (
+            f"{data_dir / 'eval'} has {held_out.num_samples:,} samples, but the closed division "
+            f"requires {CLOSED_EVAL_SAMPLES:,}"
+        )
+        raise ConfigError("--data", problem, remedy)
 
 
 def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:

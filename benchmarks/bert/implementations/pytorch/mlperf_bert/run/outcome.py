@@ -47,6 +47,8 @@ class RunOutcome:
         if self.status == "success":
             return f"target reached after {how_far}, {seconds}"
         more = "; to train longer, raise run.max_steps and schedule.decay_steps"
+        if reached is not None and reached >= target:
+            more = ", but in the closed division, an evaluation that is not due does not count"
         return f"target NOT reached after {how_far}, {seconds}{known} of {target:g}{more}"
 
     def to_json(self) -> bytes:
