@@ -43,10 +43,13 @@ SHORT = (  # at a rate by which twelve steps show
 
 def chosen(*words, device="cpu"):
     """The plan for a text; without a device, of the GPUs that there seem to be."""
+    return choose.choose(parsed(*words, *(("--set", f"run.device={device}") if device else ())))
+
+
+def parsed(*words):
     parser = ArgumentParser()
     pretrain.add_arguments(parser)
-    settings = ["--set", f"run.device={device}"] if device else []
-    return choose.choose(parser.parse_args([*map(str, words), "--out", "out", *settings]))
+    return parser.parse_args([*map(str, words), "--out", "out"])
 
 
 def of_size(path, num_bytes):
@@ -86,6 +89,15 @@ def test_the_architecture_of_today(tmp_path, monkeypatch):
     config = chosen(text, "--architecture", "modern", device=None).config
     assert (config.model.num_layers, config.data.max_seq_length) == (22, 1024)
     assert (config.parallel.ranks_per_node, config.parallel.global_batch_size) == (2, 256)
+
+
+def test_static_masks_are_drawn_in_as_many_passes_as_the_config_says(tmp_path):
+    text = of_size(tmp_path / "a.txt", 10**6)
+    for masking, rate, passes in (("static", 0.15, 10), ("dynamic", 0.3, 1)):
+        masks = ("--set", f"data.masking={masking}", "--set", f"data.masking_rate={rate}")
+        args = parsed(text, *masks)
+        settings = pretrain._request(args, choose.choose(args)).settings
+        assert (settings.segments, settings.dupe_factor) == ("single", passes)
 
 
 def test_what_the_user_sets_stays(tmp_path):

@@ -199,7 +199,7 @@ def _request(args: argparse.Namespace, plan: Plan) -> "CorpusRequest":
     names = ["max_seq_length", "max_predictions", "dupe_factor"]
     values: dict[str, Any] = {name: getattr(plan.config.data, name) for name in names}
     if plan.config.model.objective == "mlm":
-        values |= {"segments": "single", "dupe_factor": 1}
+        values["segments"] = "single"
     return CorpusRequest(
         source=args.text,
         documents=args.documents,
