@@ -117,6 +117,25 @@ def test_a_sentence_within_a_document_follows_white_space(tmp_path):
     assert [each.tolist() for each in sentences] == [plain[0], plain[1], plain[0]]
 
 
+@pytest.mark.parametrize(
+    ("before", "joint"),
+    [
+        ("It was.", " "),
+        ("\u6587\u5b57\u3002", ""),  # Chinese, with its full stop
+        ("\u6587\u5b57", ""),
+        ("\u6587\u5b57.", " "),
+        ("\ud55c\uad6d\uc5b4", " "),  # Korean has spaces
+        ("good \U0001f600", " "),
+    ],
+)
+def test_sentences_are_joined_as_their_script_joins_them(tmp_path, before, joint):
+    path = saved(tmp_path / "tokenizer.json", byte_level())
+    encoder = make_encoder(load_any_vocabulary(path))
+    documents = tokenize_documents(f"{before}\n{before}", encoder)
+    whole = encoder.encode(before) + encoder.encode(joint + before)
+    assert documents.tokens.tobytes() == whole
+
+
 def test_a_set_of_it_keeps_it_and_passes_verification(tmp_path):
     path = saved(tmp_path / "mine.json", byte_level())
     text, made = tmp_path / "text.txt", tmp_path / "set"

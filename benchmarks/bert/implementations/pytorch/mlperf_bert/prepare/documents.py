@@ -124,13 +124,16 @@ def tokenize_documents(text: str, tokenizer: Encoder) -> Documents:
     tokens = bytearray()
     sentence_offsets = array("q", [0])  # into `tokens`, in bytes
     document_offsets = array("q", [0])
+    before = ""  # the previous sentence of the document
     for line in lines:
-        is_first = len(sentence_offsets) - 1 == document_offsets[-1]
-        tokens += tokenizer.encode(line if is_first or not line else tokenizer.joint + line)
+        joint = tokenizer.joint_after(before) if before and line else ""
+        tokens += tokenizer.encode(joint + line)
         if len(tokens) > sentence_offsets[-1]:
             sentence_offsets.append(len(tokens))
+            before = line
         elif not line:
             _end_document(document_offsets, len(sentence_offsets) - 1)
+            before = ""
     _end_document(document_offsets, len(sentence_offsets) - 1)
     return Documents(
         tokens=np.frombuffer(tokens, dtype=tokenizer.dtype),

@@ -7,6 +7,7 @@ one line.
 """
 
 import hashlib
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from mlperf_bert.vocabulary.word_pieces import (
     Tokenizer,
     Vocabulary,
     VocabularyFile,
+    check_uncased,
     load_vocabulary,
     token_dtype,
 )
@@ -71,16 +73,25 @@ class TokenizerFile:
 class FileEncoder:
     """An encoder that converts lines to token ids with a tokenizer file."""
 
-    # This text joins two sentences of a document. It is a space, because a line break counts as
-    # white space, and vocabularies that keep white space have other tokens for words after a space.
-    joint = " "
-
     def __init__(self, file: TokenizerFile) -> None:
         self.dtype = token_dtype(len(file))
         self._path = file.path
         self._encode = file.tokenizer.encode
         ids = (file.pad_id, file.cls_id, file.sep_id, file.mask_id)
         self._special = frozenset(ids)
+
+    def joint_after(self, sentence: str) -> str:
+        """Return the text to insert between this sentence of a document and the next one.
+
+        It is a space, because a line break counts as white space, and vocabularies that keep white
+        space have other tokens for words after a space. Chinese and Japanese text has no spaces
+        between sentences.
+        """
+        last = sentence[-1]
+        is_wide = unicodedata.east_asian_width(last) in ("W", "F")
+        is_korean = unicodedata.name(last, "").startswith("HANGUL")
+        is_text = unicodedata.category(last)[0] in ("L", "P")
+        return "" if is_wide and is_text and not is_korean else " "
 
     def encode(self, line: str) -> bytes:
         """Encode one line to token ids. Returns the bytes of an array of `dtype`.
@@ -193,9 +204,8 @@ class Encoder(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the token ids, uint16 or uint32."""
 
-    @property
-    def joint(self) -> str:
-        """The text to insert between two sentences of a document."""
+    def joint_after(self, sentence: str) -> str:
+        """Return the text to insert between this sentence of a document and the next one."""
 
     def encode(self, line: str) -> bytes:
         """Encode one line to token ids. Returns the bytes of an array of `dtype`."""
@@ -204,10 +214,14 @@ class Encoder(Protocol):
 def load_any_vocabulary(path: Path) -> AnyVocabulary:
     """Read a vocab.txt file, or a tokenizer.json file if the name ends in .json.
 
-    Raises the errors of `load_vocabulary` and `load_tokenizer_file`, which are DataError and
-    ConfigError.
+    Raises the errors of `load_vocabulary`, `check_uncased` and `load_tokenizer_file`, which are
+    DataError and ConfigError.
     """
-    return load_tokenizer_file(path) if path.suffix == ".json" else load_vocabulary(path)
+    if path.suffix == ".json":
+        return load_tokenizer_file(path)
+    words = load_vocabulary(path)
+    check_uncased(words, str(path))
+    return words
 
 
 def make_encoder(vocabulary: AnyVocabulary) -> Encoder:
