@@ -11,12 +11,12 @@ from huggingface_cases import convert, save_theirs
 from bert_tools.huggingface.export import export_huggingface
 from bert_tools.huggingface.tokenizer import tokens_of, word_piece_tokenizer
 from checkpoint_cases import trained
-from mlperf_bert.errors import CheckpointError
+from mlperf_bert.errors import CheckpointError, DataError
 from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 from own_texts import encode_lines, save_byte_level
 
-PIECES = "Caf\u00e9 Cafe caf\u00e9 cafe \u4e2d \u4e2d\u6587 a - a-a ##a one"
+PIECES = "Caf\u00e9 Cafe caf\u00e9 cafe \u4e2d \u4e2d\u6587 a - a-a ##a one two ##b ##c b c"
 WORDS = (*SPECIAL_TOKENS, *PIECES.split())
 TEXTS = ("Caf\u00e9 [MASK] caf\u00e9 Cafe", "\u4e2d\u6587 a-a", "a" * 60, "one")
 
@@ -109,6 +109,37 @@ def test_a_list_is_taken_where_it_splits_as_the_model_did(theirs, tmp_path):
         with pytest.raises(CheckpointError, match=said):
             convert(theirs, tmp_path / "refused", None)
     assert converted(theirs, tmp_path / "told", given).name == "vocab.txt"
+
+
+def test_a_pair_keeps_its_types_with_a_tokenizer_file(theirs, tmp_path):
+    import transformers
+
+    write_tokenizer(theirs, {"normalizer": {"lowercase": False}})
+    converted(theirs, tmp_path / "ours")
+    export_huggingface(tmp_path / "ours", tmp_path / "out")
+    pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("one a", "two")
+    assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    # As RoBERTa's, whose two segments have one type and two tokens between them.
+    path = theirs / "tokenizer.json"
+    values = json.loads(path.read_text())
+    ends = {"sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+    roberta = {"type": "RobertaProcessing", "trim_offsets": True, "add_prefix_space": False}
+    path.write_text(json.dumps(values | {"post_processor": roberta | ends}))
+    converted(theirs, tmp_path / "again")
+    export_huggingface(tmp_path / "again", tmp_path / "as trained")
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "as trained")
+    assert dict(loaded("one a", "two")) == dict(pair)
+
+
+def test_a_cased_list_without_a_tokenizer_is_refused(theirs, tmp_path):
+    write_tokenizer(theirs, {})
+    (theirs / "tokenizer.json").unlink()
+    cased = [*SPECIAL_TOKENS, *(f"Word{number}" for number in range(len(WORDS) - 5))]
+    (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in cased))
+    with pytest.raises(DataError, match="a cased vocabulary .* pass the tokenizer.json"):
+        convert(theirs, tmp_path / "out", None)
+    with pytest.raises(DataError, match="a cased vocabulary"):
+        load_any_vocabulary(theirs / "vocab.txt")
 
 
 def test_a_byte_level_export_splits_as_training_did(tmp_path):

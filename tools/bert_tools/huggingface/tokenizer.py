@@ -33,6 +33,7 @@ from mlperf_bert.vocabulary.word_pieces import (
     SPECIAL_TOKENS,
     VOCABULARY_FILES,
     Vocabulary,
+    check_uncased,
     is_cjk,
     is_dropped,
     is_punctuation,
@@ -125,19 +126,20 @@ def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str,
     # This class uses tokenizer.json unchanged. BertTokenizer would limit words to 100 letters.
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings["model_max_length"] = model.max_position_embeddings
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    if model.architecture == "modern":  # ModernBERT has no token types
+        names.remove("token_type_ids")
+    settings["model_input_names"] = names
     if isinstance(vocabulary, TokenizerFile):
         tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
         files: dict[str, bytes] = {TOKENIZER: _as_trained(vocabulary)}
     else:
         settings["do_lower_case"] = True  # for programs that do not read tokenizer.json
-        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         tokens = vocabulary.ids
         files = {
             WORD_PIECES: vocabulary.contents,
             TOKENIZER: _json(word_piece_tokenizer(vocabulary)),
         }
-    if model.architecture == "modern":  # ModernBERT has no token types
-        settings["model_input_names"] = ["input_ids", "attention_mask"]
     for role, names in ROLES.items():
         settings |= {f"{role}_token": name for name in names[::-1] if name in tokens}
     return {**files, TOKENIZER_CONFIG: _json(settings)}
@@ -146,9 +148,10 @@ def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str,
 def _as_trained(file: TokenizerFile) -> bytes:
     """Return the contents of a tokenizer.json that adds special tokens in the same way as training.
 
-    Training sequences have a special token at both ends. In vocabularies that keep spaces, a mask
-    replaces a word together with the space before it. The file is returned unchanged if it already
-    encodes text this way.
+    Training sequences have a special token at both ends, and one between the segments of a pair,
+    whose tokens have the types 0 and 1. In vocabularies that keep spaces, a mask replaces a word
+    together with the space before it. The file is returned unchanged if it already encodes text
+    this way.
     """
     cls, sep, mask = (
         str(file.tokenizer.id_to_token(token)) for token in (file.cls_id, file.sep_id, file.mask_id)
@@ -156,7 +159,12 @@ def _as_trained(file: TokenizerFile) -> bytes:
     # Loaded again because `file.tokenizer` does not recognize special tokens in a text.
     theirs = type(file.tokenizer).from_str(file.contents.decode("utf-8"))
     wanted = tokens_of(_PROBE, file, len(_PROBE) + 2)
-    if theirs.encode(_PROBE.replace(MASK, mask)).ids == wanted:
+    segment = theirs.encode("a", add_special_tokens=False).ids
+    pair = theirs.encode("a", "a")
+    ids = [file.cls_id, *segment, file.sep_id, *segment, file.sep_id]
+    types = [*([0] * (len(segment) + 2)), *([1] * (len(segment) + 1))]
+    is_same_pair = (pair.ids, pair.type_ids) == (ids, types)
+    if is_same_pair and theirs.encode(_PROBE.replace(MASK, mask)).ids == wanted:
         return file.contents
     values = parse_json_object(file.contents)
     added = [each for each in values.get("added_tokens") or [] if each["content"] != mask]
@@ -313,6 +321,8 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     words = load_vocabulary(folder / WORD_PIECES)
     if has_tokenizer and not _splits_alike(folder / TOKENIZER, words):
         return load_any_vocabulary(folder / TOKENIZER)
+    if not has_tokenizer:
+        check_uncased(words, str(folder / WORD_PIECES))
     added = added_tokens(folder, words)
     if added:
         lines = "".join(f"{token}\n" for token in added)

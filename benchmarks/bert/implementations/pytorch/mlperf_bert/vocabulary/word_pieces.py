@@ -32,6 +32,7 @@ _MAX_BYTES = 64 * 2**20  # the largest files in use, for several languages, are 
 
 _SPACE_MARK = "\u2581"  # SentencePiece's mark of a space
 _MAX_SPACE_MARKS = 0.1  # a list with a larger fraction of marked tokens is SentencePiece's
+_MAX_CASED = 0.1  # a list with a larger fraction of tokens with capital letters is cased
 
 MAX_WORD_CHARS = 200
 # When the cache has this many words, it is emptied. It then takes about 50 MB if words have usual
@@ -123,6 +124,21 @@ def parse_vocabulary(contents: bytes, where: str) -> Vocabulary:
     return Vocabulary(tokens, ids, hashlib.sha256(contents).hexdigest(), contents)
 
 
+def check_uncased(vocabulary: Vocabulary, where: str) -> None:
+    """Raise DataError if a vocabulary is for text whose capital letters are kept.
+
+    The word pieces of this program are lower case, so they would never match such tokens. The error
+    message starts with `where`.
+    """
+    cased = sum(token != token.lower() for token in vocabulary.tokens if token[0] != "[")
+    if cased > _MAX_CASED * len(vocabulary):
+        problem = (
+            f"this is a cased vocabulary ({cased:,} of its tokens have capital letters), but this "
+            "program converts text to lower case before it splits words by a vocab.txt"
+        )
+        raise DataError(where, problem, "pass the tokenizer.json of that model")
+
+
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """Return the dtype of token ids: uint16 if all ids of the vocabulary fit, otherwise uint32."""
     return np.dtype(np.uint16 if vocab_size <= 65_536 else np.uint32)
@@ -173,12 +189,14 @@ class Tokenizer(dict[str, bytes]):
     pieces of a word do not depend on the text around it.
     """
 
-    joint = ""  # nothing is needed, because a word's pieces do not depend on its position
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
         self._plain = PlainTokenizer(vocabulary)
         self.dtype = token_dtype(len(vocabulary))
+
+    def joint_after(self, sentence: str) -> str:
+        """Return "", because the pieces of a word do not depend on its position."""
+        return ""
 
     def encode(self, line: str) -> bytes:
         """Encode one line to word-piece ids.
