@@ -136,7 +136,7 @@ def test_a_cased_list_without_a_tokenizer_is_refused(theirs, tmp_path):
     (theirs / "tokenizer.json").unlink()
     cased = [*SPECIAL_TOKENS, *(f"Word{number}" for number in range(len(WORDS) - 5))]
     (theirs / "vocab.txt").write_text("".join(f"{word}\n" for word in cased))
-    with pytest.raises(DataError, match="a cased vocabulary .* pass the tokenizer.json"):
+    with pytest.raises(DataError, match=r"a cased vocabulary .*; pass the tokenizer\.json"):
         convert(theirs, tmp_path / "out", None)
     with pytest.raises(DataError, match="a cased vocabulary"):
         load_any_vocabulary(theirs / "vocab.txt")

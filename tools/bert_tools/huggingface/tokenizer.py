@@ -328,20 +328,24 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
         lines = "".join(f"{token}\n" for token in added)
         contents = words.contents.removesuffix(b"\n") + b"\n" + lines.encode()
         words = parse_vocabulary(contents, f"{folder / WORD_PIECES} with added tokens")
-    if not is_there(folder / TOKENIZER_CONFIG):
-        return words
-    values = read_json(folder / TOKENIZER_CONFIG, missing="no such file", remedy=_REMEDY)
+    if is_there(folder / TOKENIZER_CONFIG):
+        _check_settings(folder / TOKENIZER_CONFIG)
+    return words
+
+
+def _check_settings(path: Path) -> None:
+    """Raise CheckpointError if a tokenizer_config.json is not for word pieces like ours."""
+    values = read_json(path, missing="no such file", remedy=_REMEDY)
     kind = values.get("tokenizer_class")
     if kind is not None and not _OURS.fullmatch(str(kind)):
         problem = f"{in_brief(kind)} does not split text as BERT's tokenizer does"
-        where = f"{folder / TOKENIZER_CONFIG}: tokenizer_class"
+        where = f"{path}: tokenizer_class"
         raise CheckpointError(where, problem, _TOKENIZER_FILE)
     for setting in _MUST_NOT_BE_FALSE:
         if values.get(setting) is False:
             problem = "must not be false, because this program uses vocab.txt as if it were true"
-            where = f"{folder / TOKENIZER_CONFIG}: {setting}"
+            where = f"{path}: {setting}"
             raise CheckpointError(where, problem, _TOKENIZER_FILE)
-    return words
 
 
 def added_tokens(folder: Path, words: Vocabulary) -> list[str]:
