@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dropout_cases import CHECKS, site_of
+from dropout_cases import CHECKS, check_dropout, site_of
 from graph_cases import captured
 from mlperf_bert.model import dropout as model_dropout
 
@@ -17,6 +17,11 @@ ROWS, CHANNELS = 300, 256
 @pytest.mark.parametrize("check", CHECKS)
 def test_kernels(check):
     check(model_dropout, DEVICE)
+
+
+@pytest.mark.usefixtures("triton")
+def test_dropout_follows_the_bits():
+    check_dropout(model_dropout.dropout, DEVICE)
 
 
 @pytest.mark.usefixtures("triton")

@@ -5,8 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dropout_cases import DTYPES, SHAPES, is_kept, make_keys, plain_is_kept, plain_words, site_of
-from mlperf_bert.model.dropout import attention_factors, attention_keep_bits, dropout, keep_bits
+from dropout_cases import (
+    DTYPES,
+    SHAPES,
+    check_dropout,
+    is_kept,
+    make_keys,
+    plain_is_kept,
+    plain_words,
+    site_of,
+)
+from mlperf_bert.model.dropout import (
+    attention_factors,
+    attention_keep_bits,
+    drop_by_bits,
+    dropout,
+    keep_bits,
+)
 from mlperf_bert.model.dropout_keys import make_site, philox, scale_of
 
 ROWS, CHANNELS = 501, 333  # channels: no multiple of the eight of one counter
@@ -54,6 +69,10 @@ def test_bits_are_those_of_the_definition():
     assert found.shape == (30, 4, 30)
     for row, head, key in some_places(found.shape):
         assert bool(found[row, head, key]) == plain_is_kept(site, row, key, head)
+
+
+def test_a_gpu_drops_by_the_same_bits():
+    check_dropout(drop_by_bits, "cpu")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

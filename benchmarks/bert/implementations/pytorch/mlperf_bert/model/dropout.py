@@ -57,13 +57,24 @@ def dropout(x: Tensor, site: DropoutSite | None) -> Tensor:
     if site is None:
         return x
     if x.device.type == "cuda":
-        from mlperf_bert.model import triton_dropout
-
-        return triton_dropout.dropout(x, site)
+        return drop_by_bits(x, site)
     num_rows, channels = x.shape[0], x.shape[1:].numel()
     factors = torch.empty(x.shape, dtype=x.dtype)
     _write_factors(site, factors, np.arange(num_rows) * channels, np.full(num_rows, channels))
     return x * factors
+
+
+def drop_by_bits(x: Tensor, site: DropoutSite) -> Tensor:
+    """Drop the elements of `x` whose keep bit is 0, as `dropout` does on a GPU.
+
+    Only the readable blocks (`model.kernels = "reference"`) call this on a GPU, because the fused
+    blocks read the bits in their own kernels.
+    """
+    channels = x.shape[1:].numel()
+    elements = torch.arange(8, device=x.device)
+    bits = keep_bits(site, channels)[..., None] >> elements & 1
+    is_kept = bits.view(len(x), -1)[:, :channels].view(x.shape) == 1
+    return torch.where(is_kept, x * scale_of(site.probability), 0.0)
 
 
 def attention_factors(

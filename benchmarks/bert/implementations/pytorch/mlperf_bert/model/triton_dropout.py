@@ -1,4 +1,4 @@
-"""Triton kernels for keep bits and dropout on a GPU, in which each lane calls Philox once.
+"""Triton kernels for the keep bits of dropout on a GPU, in which each lane calls Philox once.
 
 One call yields one byte of keep bits, for eight elements. The readable reference is
 `model/dropout_keys.py`. A step with these kernels can be captured, because the step number is read
@@ -12,9 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from mlperf_bert.model.dropout_keys import DropoutSite, scale_of, threshold_of
+from mlperf_bert.model.dropout_keys import DropoutSite, threshold_of
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
 ROWS, BYTES = 16, 16  # tile of a program
@@ -69,47 +68,6 @@ def attention_keep_bits(
             num_warps=WARPS,
         )
     return bits
-
-
-def dropout(x: Tensor, site: DropoutSite) -> Tensor:
-    """Apply dropout to `x`, as `model.dropout.dropout` describes.
-
-    For the backward pass, only one bit per element is saved.
-    """
-    dropped: Tensor = _Dropout.apply(x, site)
-    return dropped
-
-
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, site: DropoutSite) -> Tensor:
-        num_bytes = triton.cdiv(x.shape[1:].numel(), 8)
-        bits = _empty_bits(site, len(x), num_bytes)
-        assert len(site.keys.positions) == len(x)  # the kernel does not check this
-        ctx.save_for_backward(bits)
-        ctx.site = site
-        return _apply(x.contiguous(), bits, site, draw=True)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (bits,) = ctx.saved_tensors
-        return _apply(grad.contiguous(), bits, ctx.site, draw=False), None
-
-
-def _apply(x: Tensor, bits: Tensor, site: DropoutSite, *, draw: bool) -> Tensor:
-    """Apply dropout to `x` by the keep bits.
-
-    If `draw` is set, the kernel first computes the bits and writes them to `bits`.
-    """
-    dropped = torch.empty_like(x)
-    num_rows, num_bytes = bits.shape
-    if x.numel() > 0:
-        _dropout[_grid(num_rows, num_bytes)](
-            *((x, dropped, bits), *_site_arguments(site), num_rows, x.shape[1:].numel(), num_bytes),
-            *(scale_of(site.probability), draw, ROWS, BYTES),
-        )
-    return dropped
 
 
 def _empty_bits(site: DropoutSite, *shape: int) -> Tensor:
@@ -180,44 +138,6 @@ def _attention_keep_bits(
         is_needed = (byte < (length[:, None] + 63) // 64 * 8) & (byte < num_bytes)
         tl.store(row_bits + byte, kept, mask=is_needed)
         first += bytes_
-
-
-@_kernel_of_site
-def _dropout(
-    tensors: tl.tuple,
-    keys: tl.tuple,
-    seed: tl.tensor,
-    stream: tl.tensor,
-    threshold: tl.constexpr,
-    num_rows: tl.tensor,
-    channels: tl.tensor,
-    num_bytes: tl.tensor,
-    scale: tl.constexpr,
-    draw: tl.constexpr,
-    rows: tl.constexpr,
-    bytes_: tl.constexpr,
-) -> None:
-    x, dropped, bits = tensors
-    row = tl.program_id(0) * rows + tl.arange(0, rows)
-    byte = tl.program_id(1) * bytes_ + tl.arange(0, bytes_)
-    at = row.to(tl.int64)[:, None] * num_bytes + byte[None, :]
-    is_real = (row < num_rows)[:, None] & (byte < num_bytes)[None, :]
-    if draw:
-        token, sample = _counter_words(keys, stream, row, num_rows)
-        kept = _kept_bytes(byte[None, :], token, sample, keys[2], seed, threshold)
-        tl.store(bits + at, kept, mask=is_real)
-    else:
-        kept = tl.load(bits + at, mask=is_real, other=0)
-    element = tl.arange(0, 8)
-    channel = 8 * byte[:, None] + element[None, :]
-    at = row.to(tl.int64)[:, None, None] * channels + channel[None, :, :]
-    is_real = (row < num_rows)[:, None, None] & (channel < channels)[None, :, :]
-    values = tl.load(x + at, mask=is_real, other=0.0)
-    if values.dtype != tl.float64:
-        values = values.to(tl.float32)
-    is_kept = ((kept[:, :, None] >> element.to(tl.uint8)[None, None, :]) & 1) != 0
-    values = tl.where(is_kept, values * scale, 0.0)
-    tl.store(dropped + at, values.to(dropped.dtype.element_ty), mask=is_real)
 
 
 @_kernel
