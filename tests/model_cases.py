@@ -11,7 +11,7 @@ import torch
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import UnpaddedBatch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.layers import pretraining_loss
+from mlperf_bert.model.layers import LossSums, cross_entropy_sum, pretraining_loss
 
 CPU = torch.device("cpu")
 
@@ -128,6 +128,13 @@ def _modern_twin(ours, sizes):
         attn_implementation="sdpa",  # eager: NaN where no token is within a padding token's window
     )
     return ModernBertForMaskedLM(config)
+
+
+def loss_sums(logits, batch):
+    """The cross-entropies of each task, summed over the batch from the logits."""
+    labels = batch.next_sentence_label
+    nsp = None if logits.nsp is None else cross_entropy_sum(logits.nsp, labels)
+    return LossSums(mlm=cross_entropy_sum(logits.mlm, batch.labels), nsp=nsp)
 
 
 def our_loss(model, batch):

@@ -38,11 +38,12 @@ from mlperf_bert.distributed.clipping import (
 )
 from mlperf_bert.distributed.flat_reducer import FlatBuffers, FlatReducer, ShardGroup, flat_weights
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.layers import loss_sums, pretraining_loss
+from mlperf_bert.model.layers import pretraining_loss
 from mlperf_bert.run.directory import RunDirectory
 from mlperf_bert.step.captured import synthetic_batch
 from mlperf_bert.step.data_parallel import make_data_parallel
 from mlperf_bert.train import MAX_SKIPPED_IN_A_ROW, train
+from model_cases import loss_sums
 from support import metrics_records
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ from bert_tools.bench.training_run import synthetic_samples
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.data.batch import make_batch
 from mlperf_bert.model.bert import BertForPretraining
-from mlperf_bert.model.layers import loss_sums, pretraining_loss
+from mlperf_bert.model.layers import pretraining_loss
+from model_cases import loss_sums
 
 # GFLOP of a sequence, forward and backward, in the study of published results that the goals of
 # this project come from, and its sequences: mean length, mean square, mean masked positions.

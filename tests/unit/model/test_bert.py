@@ -15,11 +15,12 @@ from mlperf_bert.model.bert import (
     BertForPretraining,
     tensorflow_name,
 )
-from mlperf_bert.model.layers import correct_predictions, loss_sums
+from mlperf_bert.model.layers import correct_predictions
 from model_cases import (
     CPU,
     TINY,
     gradients,
+    loss_sums,
     our_loss,
     ragged_batch,
     scattered_model,

@@ -16,8 +16,8 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model import choices
 from mlperf_bert.model.blocks import Blocks, cross_entropy_sum, side_by_side
 from mlperf_bert.model.choices import MOST_CHANNELS, choose_blocks
-from mlperf_bert.model.layers import PretrainingLogits, correct_predictions, loss_sums
-from model_cases import TINY, gradients, ragged_batch, scattered_model
+from mlperf_bert.model.layers import PretrainingLogits, correct_predictions
+from model_cases import TINY, gradients, loss_sums, ragged_batch, scattered_model
 
 
 def case(dtype, masked_share=0.15):

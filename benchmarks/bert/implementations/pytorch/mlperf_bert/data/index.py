@@ -113,8 +113,7 @@ class Sidecar:
     """The contents of a sidecar, which is sufficient for training to map a shard without HDF5.
 
     `examples_sha256` is a digest of the arrays without the rest of the shard file, so that results
-    of two machines can be compared. It is None for shards that were prepared before this digest
-    existed.
+    of two machines can be compared.
     """
 
     shard_bytes: int
@@ -124,25 +123,19 @@ class Sidecar:
     source_sha256: str
     settings: ShardSettings
     datasets: dict[str, DatasetLocation]
-    examples_sha256: str | None = None
+    examples_sha256: str
 
     def to_json(self) -> bytes:
         """Return the contents of the sidecar file as JSON."""
         values = {"format_version": SHARD_FORMAT_VERSION, **asdict(self)}
         values["settings"] = without_defaults(values["settings"], {"segments": SEGMENTS[0]})
-        return write_json(without_defaults(values, {"examples_sha256": None}))
+        return write_json(values)
 
 
-def examples_digest(sidecars: Iterable[Sidecar]) -> str | None:
-    """Combine the digests of the shards' examples, in order, into one digest.
-
-    Returns None if a sidecar has no such digest.
-    """
-    digests = [sidecar.examples_sha256 for sidecar in sidecars]
-    known = [digest for digest in digests if digest is not None]
-    if len(known) < len(digests):
-        return None
-    return hashlib.sha256("\n".join(known).encode()).hexdigest()
+def examples_digest(sidecars: Iterable[Sidecar]) -> str:
+    """Combine the digests of the shards' examples, in order, into one digest."""
+    digests = "\n".join(sidecar.examples_sha256 for sidecar in sidecars)
+    return hashlib.sha256(digests.encode()).hexdigest()
 
 
 def sidecar_path(shard_path: Path) -> Path:

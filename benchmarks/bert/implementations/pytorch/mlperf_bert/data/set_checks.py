@@ -155,8 +155,7 @@ def _digests(sidecar: Sidecar) -> dict[str, str]:
     several formats, which have different source digests.
     """
     descriptions = {sidecar.source_sha256: "was prepared from the same text as"}
-    if sidecar.examples_sha256 is not None:
-        descriptions.setdefault(sidecar.examples_sha256, "has the same examples as")
+    descriptions.setdefault(sidecar.examples_sha256, "has the same examples as")
     return descriptions
 
 

@@ -316,7 +316,7 @@ class PretrainingHeads(nn.Module):
     ) -> LossSums:
         """Compute the summed losses directly, without returning the logits.
 
-        The result equals that of the function `loss_sums` for the logits of the same arguments.
+        The result equals the sums of the cross-entropies of `logits` for the same arguments.
         """
         head = self.predictions
         factors = head.transform(masked), word_embeddings, head.bias
@@ -330,17 +330,6 @@ class PretrainingHeads(nn.Module):
             return None
         scores: Tensor = self.seq_relationship(pooled)
         return scores
-
-
-def loss_sums(logits: PretrainingLogits, batch: UnpaddedBatch) -> LossSums:
-    """Sum the cross-entropies of each task over the batch.
-
-    If P is zero, `mlm` is zero and still has a gradient.
-    """
-    return LossSums(
-        mlm=cross_entropy_sum(logits.mlm, batch.labels),
-        nsp=_pair_loss(logits.nsp, batch),
-    )
 
 
 def _pair_loss(scores: Tensor | None, batch: UnpaddedBatch) -> Tensor | None:

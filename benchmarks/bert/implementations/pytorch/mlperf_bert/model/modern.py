@@ -261,7 +261,7 @@ class MaskedLmScores:
     ) -> LossSums:
         """Compute the summed losses directly, without returning the logits.
 
-        The result equals that of `layers.loss_sums` for the logits of the same arguments.
+        The result equals the sum of the cross-entropies of `logits` for the same arguments.
         """
         factors = self._transform(masked), word_embeddings, self._decoder.bias
         return LossSums(self._blocks.masked_lm_loss(*factors, batch.labels), None)
