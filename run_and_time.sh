@@ -38,6 +38,7 @@
 #            dropped it yourself.   [1 if the rules of the closed division are enforced, otherwise 0]
 #   NETWORK_TEST      0 skips the all-reduce test before the first run of a SLURM job, and warn goes on although the
 #            network is much slower than parallel.network_gb_s of CONFIG.   [1]
+#   SRUN_OPTIONS      more options of srun for the ranks of a SLURM job, such as --mpi=pmi2. They override the script's.
 #   SHARP    1 lets the switches of an InfiniBand network sum the gradients of a SLURM job  [0]
 #
 # After a complete run it prints RESULT,bert,<seed>,<seconds>,<user>,<start>. The seconds include start-up.
@@ -143,6 +144,7 @@ for ((i = 0; i < NEXP; i++)); do
     esac
 done
 if [ "$missed" -gt 0 ] && [ "$leads" = 1 ]; then
-    fail "$LOGDIR: $missed of $NEXP runs missed the target; train them longer with run.max_steps and \
-schedule.decay_steps" "$TARGET_MISSED"
+    more="train longer with run.max_steps and schedule.decay_steps"
+    [ "$NEXP" = 1 ] || more+=", and repeat all runs, because those of a series must have the same settings"
+    fail "$LOGDIR: $missed of $NEXP runs missed the target; $more" "$TARGET_MISSED"
 fi

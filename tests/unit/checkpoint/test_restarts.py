@@ -86,8 +86,23 @@ def run(job):
 
 def test_a_resumed_run_has_no_result(run):
     done, _ = run(RESUME="auto", TRAINING=LOG % "true" + "mkdir -p $run")
-    assert "no RESULT for run 0, because it was resumed and its time is incomplete\n" in done.stdout
+    assert (
+        "no RESULT for run 0, because it was interrupted and its time is incomplete\n"
+        in done.stdout
+    )
     assert "RESULT,bert" not in done.stdout
+
+
+def test_an_interrupted_run_of_a_series_is_replaced_by_the_command_that_is_printed(run, job):
+    training = "run=$LOGDIR/run_$((attempt - 1)) log=$LOGDIR/result_$((attempt - 1)).txt; "
+    done, asked = run(NEXP="2", RESUME="auto", TRAINING=training + LOG % "true" + "mkdir -p $run")
+    hints = re.findall(r"^to replace it in the series: (.*)$", done.stdout, re.M)
+    assert (len(hints), len(asked)) == (2, 2)
+    removed, again = hints[1].split(" && ")
+    assert "RESUME=auto LOGDIR=" in again
+    run_process("bash", "-c", removed, **job)
+    assert {path.name for path in Path(job["LOGDIR"]).iterdir()} >= {"run_0", "result_0.txt"}
+    assert not any(Path(job["LOGDIR"]).glob("*_1*"))
 
 
 def test_each_run_has_a_seed_of_its_own(run):

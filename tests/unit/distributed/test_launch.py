@@ -83,7 +83,7 @@ def meeting_point(environ):
         ({**STEP, "PMI_RANK": "9", "PMI_SIZE": "12"}, RankInfo(9, 12, 1, 4, 1, "slurm")),
         ({**STEP, **HYDRA}, RankInfo(3, 4, 1, 2, 1, "mpi")),
         ({**STEP, **OPEN_MPI, **TORCHRUN}, RankInfo(3, 4, 1, 2, 1, "torchrun")),
-        (INTERACTIVE_SHELL, RankInfo(0, 1, 0, 1, 0, "slurm")),
+        (INTERACTIVE_SHELL, ALONE),
     ],
 )
 def test_rank_is_read_from_each_launcher(environ, expected):

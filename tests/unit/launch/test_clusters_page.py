@@ -54,6 +54,9 @@ def test_a_command_of_the_page_parses(command):
         assert all(re.fullmatch("[A-Z_]+=[^$]+", word) for word in words[1:])
     elif words == ["TORCH=cuda", "tools/venv.sh"]:
         assert "# TORCH=cuda installs the build for GPUs" in (REPOSITORY / words[1]).read_text()
+    elif words[0] == "srun":
+        program = words[words.index("mlperf_bert") + 1 :]
+        assert find_config(make_parser(program).parse_args(program).config).is_file()
     elif words[0] == "kubectl":
         assert (REPOSITORY / words[-1]).samefile(JOBSET)
     else:

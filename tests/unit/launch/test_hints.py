@@ -89,6 +89,7 @@ def type_all(output, directory):
         (f"{TASKS}=1 PMI_SIZE=4 PMI_RANK=0 ", "mpiexec -n 4 "),
         (f"{TASKS}=1 PMI_SIZE=2 PMI_RANK=0 MASTER_PORT=4000 ", "MASTER_PORT=4000 mpiexec -n 2 "),
         (f"{TASKS}=4 PMI_SIZE=4 PMI_RANK=0 ", "srun -n 4 "),
+        (f"{TASKS}=1 PMI_SIZE=1 PMI_RANK=0 ", ""),
     ],
 )
 def test_after_ctrl_c_before_training(given, launcher, tmp_path):

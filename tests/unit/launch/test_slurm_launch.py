@@ -41,15 +41,16 @@ LAUNCH = "benchmarks/bert/implementations/pytorch/launch"
 
 @pytest.fixture(scope="module")
 def large_data(tmp_path_factory):
-    """Prepared sets with as many words and examples as DGX needs."""
+    """Prepared sets with as many words and examples as DGX and the closed division need."""
     directory = tmp_path_factory.mktemp("large")
     vocabulary = directory / "words.txt"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary.write_text("\n".join([*special, *(f"w{n}" for n in range(30_522 - 5))]))
     for seed, name in enumerate(("train", "eval")):
         write_synthetic_text(directory / f"{name}.txt", 150, seed)
-        sizes = {"max_seq_length": 32, "max_predictions": 5, "dupe_factor": 5}
-        prepare_small([directory / f"{name}.txt"], vocabulary, directory / name, **sizes)
+        sizes = {"max_seq_length": 512, "max_predictions": 76, "dupe_factor": 50}
+        picked = {"pick_eval": 10_000} if name == "eval" else {}
+        prepare_small([directory / f"{name}.txt"], vocabulary, directory / name, **sizes, **picked)
     return directory
 
 
@@ -175,6 +176,16 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
         assert line.startswith("run_and_time.sh: error: STAGEDIR: ")
         assert f": {place} has files that are not a copy of {given}" in line
         assert [contents(copy), contents(notes)] == kept
+    (tmp_path / "link").symlink_to(data)
+    done, _ = run({**job, "STAGEDIR": str(tmp_path / "link")})
+    assert f"{tmp_path / 'link'} is DATADIR itself; unset STAGEDIR" in done.stderr
+
+
+def test_the_interactive_step_of_several_nodes_starts_ranks_on_all_of_them(job):
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    _, asked = run({**job, **step})
+    (train,) = [line for line in asked if " train " in line]
+    assert "--nodes=2 --ntasks=16 --ntasks-per-node=8 " in train
 
 
 @pytest.mark.parametrize(
@@ -193,6 +204,7 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
         ("INIT_CHECKPOINT", "none", "INIT_CHECKPOINT: no such directory 'none'"),
         ("DATADIR", "", f"DATADIR: not set, but {DGX} needs prepared data; create the data"),
         ("STAGEDIR", "none", "STAGEDIR: 'none' is a relative path; set it to an absolute path"),
+        ("PYTHON", "/none/python", "PYTHON: no such interpreter '/none/python' on this node; copy"),
         ("NETWORK_TEST", "no", "NETWORK_TEST: 'no' is not 1, 0 or warn; set it to one of these"),
         ("SHARP", "yes", "SHARP: 'yes' is neither 1 nor 0; set it to 1 or 0, or unset it"),
         ("RESUME", "none.such", "RESUME: no such directory 'none.such'; set it to none, auto, or"),

@@ -22,7 +22,7 @@ nodes=("${step[@]}" --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODE
 . "$root/$launch/infiniband.sh"
 
 if [ -n "${CONT:-}" ]; then
-    srun --help 2>&1 | grep -q -e --container-image || fail "CONT: this SLURM has no pyxis plugin to start containers; unset CONT, or install pyxis"
+    [[ $(srun --help 2>&1) = *--container-image* ]] || fail "CONT: this SLURM has no pyxis plugin to start containers; unset CONT, or install pyxis"
     PYTHON=${PYTHON:-python3} # the image's interpreter
     mkdir -p "$LOGDIR"
     binds=$root:$root # The container sees directories under their own paths. Links are not resolved.
@@ -46,6 +46,8 @@ if [ -n "${CONT:-}" ]; then
     here=("${step[@]}" --nodes=1 --ntasks=1 "${inside[@]}")
 else
     own_python
+    command -v "$PYTHON" >/dev/null || fail "PYTHON: no such interpreter '$PYTHON' on this node; copy the environment to \
+the nodes of this job again, or unset PYTHON"
     inside=("$PYTHON" -P)
     here=("${inside[@]}")
 fi
@@ -63,6 +65,10 @@ stage() { # Copy DATADIR to STAGEDIR on every node, for the runs to read. The no
     # shellcheck disable=SC2016 # The variables are expanded on the node.
     local copy='set -o pipefail
         node=${SLURMD_NODENAME:-$HOSTNAME} mark=$2/.copy_of manifests=("$1"/{train,eval}/index/dataset.json)
+        if [ "$1" -ef "$2" ]; then
+            echo "$node: $2 is DATADIR itself; unset STAGEDIR"
+            exit 2
+        fi
         if [ -n "$(ls -A "$2" 2>/dev/null)" ] && ! cmp -s "$mark" <(cat "${manifests[@]}"); then
             echo "$node: $2 has files that are not a copy of $1; remove it, or set another directory"
             exit 2

@@ -25,10 +25,11 @@ passed_on=
 leads=1
 nodes=()
 where=machine
-if [ -n "${OMPI_COMM_WORLD_RANK:-}${PMI_RANK:-}" ]; then
+if [ "${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${SLURM_STEP_NUM_TASKS:-1}}}" -gt 1 ]; then
     where=rank
-elif [ -n "${SLURM_STEP_ID:-}" ]; then # An interactive shell is a step of one task, which starts its ranks itself.
-    if [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then where=rank; else unset SLURM_STEP_ID; fi
+elif [ -n "${SLURM_STEP_ID:-}" ]; then # An interactive shell is a step of one task. It starts the ranks of its node itself.
+    unset SLURM_STEP_ID PMI_RANK PMI_SIZE
+    [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || where=slurm
 elif [ -n "${SLURM_JOB_ID:-}" ]; then
     where=slurm
 fi

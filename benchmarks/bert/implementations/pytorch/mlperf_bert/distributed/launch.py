@@ -260,7 +260,9 @@ def _from_slurm(environ: Mapping[str, str]) -> RankInfo:
     if node >= len(sizes):
         problem = f"the list {environ[_TASKS]!r} has no entry for node {node}"
         raise ConfigError(_TASKS, problem, "check SLURM_NODEID")
-    return RankInfo(rank, world_size, local_rank, sizes[node], node, "slurm")
+    # An interactive shell is a step of one task, from which the program starts the ranks itself.
+    launcher: Launcher = "slurm" if world_size > 1 else "single"
+    return RankInfo(rank, world_size, local_rank, sizes[node], node, launcher)
 
 
 def text_of(environ: Mapping[str, str], name: str) -> str:
