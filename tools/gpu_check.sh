@@ -6,15 +6,17 @@
 #   tools/gpu_check.sh --dry-run [STAGE]   runs each kind of part at tiny size on the CPU, without torch.compile
 #   tools/gpu_check.sh --list [STAGE]      prints stage, file, time limit in seconds and command of each part
 #
-# Stages 1 and 2 together fit into 15 minutes with the start of a machine, and so do stages 3 and 4. The script updates
-# OUT/summary.md and OUT/gpu_check.tar.gz, which has the output of all parts, after every part. If it is killed, only
+# Stages 1 and 2 together fit into 15 minutes with the start of a machine, and so do stages 3 and 4. On a machine that is
+# taken back when it is idle, start the second stage right after the first one, and read both summaries afterwards. If the
+# machine has to be started again for the second stage, lower STAGE_S. The script updates OUT/summary.md and OUT/gpu_check.tar.gz, which has the output of all parts, after every part. If it is killed, only
 # the current part is lost. A part that fails, hangs or runs out of memory does not affect the others. At the end of a
 # stage's time, the script stops the current part and does not start the later ones.
 #
 #   OUT      the directory for the output [logs/gpu_check]
 #   PYTHON   an interpreter with torch, numpy, h5py and numba. docs/concepts/speed.md says which parts need more. [python3]
 #   CACHE    the directory for compiled kernels, which later stages reuse [in the user's cache directory]
-#   WHEELS   a directory with a wheel of mlperf-logging, which training needs if PYTHON does not have it
+#   WHEELS   a directory with wheels of packages that PYTHON does not have. The trainings of stage 2 need mlperf-logging,
+#            and `doctor` in stage 4 also looks for google-crc32c. Get them with `pip download --no-deps`.
 #   COMMIT   the commit to report if the repository has no git
 #   STAGE_S  the most seconds that a stage may take, for a shorter stay on a machine [280, 520, 420 and 380]
 #   ONLY     a regular expression for the names of the parts to run
@@ -170,15 +172,15 @@ run_stage() { # The most important parts come first.
         PEAK_S=$LONG_PEAK_S train train_bf16 90 # It waits for a cold disk and compiles most kernels.
         part tests_probe.txt 40 bash -c 'tests "$@"' tests "$KERNEL" "${GRAPHS}[bf16]" # Are the numbers right at all?
         PEAK_S=$LONG_PEAK_S train train_fp8 60 model.precision=fp8
-        for each in bf16 fp8; do
-            bench "profile_$each" 40 train "${OURS[@]}" --set "model.precision=$each" --peak-seconds "$PEAK_S" \
-                "${SHORT[@]}" --profile --out "$RESULTS/profile_$each.json.gz"
-        done
         train train_batch_4_captured 30 parallel.local_batch_size=4
         train train_batch_4_eager 30 parallel.local_batch_size=4 run.step_mode=eager
         part tests_first.txt 100 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}" \
             "${GRAPHS}["optim.name={lamb,muon,normuon}"]" \
             "${GRAPHS}["model.{precision=fp8,attention=flash,kernels=reference,objective=mlm,architecture=modern{0,1}}"]"
+        for each in bf16 fp8; do
+            bench "profile_$each" 40 train "${OURS[@]}" --set "model.precision=$each" --peak-seconds "$PEAK_S" \
+                "${SHORT[@]}" --profile --out "$RESULTS/profile_$each.json.gz"
+        done
         ;;
     2)
         # Preparing the text needs no GPU, so that happens while the first parts run.
@@ -208,11 +210,11 @@ run_stage() { # The most important parts come first.
         # sequences needs more than 80 GB.
         train ablation_fp32 40 model.precision=fp32 run.step_mode=eager "parallel.local_batch_size=$((BATCH * 3 / 7))"
         bench optimizer 45 optimizer --config "$CONFIG" "${OPTIMIZER[@]}" --set "run.device=$DEVICE"
-        part tests_compiled.txt 60 bash -c 'tests "$@"' tests "$LAST_TEST"
+        TEST_LIMIT_S=140 part tests_compiled.txt 150 bash -c 'tests "$@"' tests "$LAST_TEST"
         ;;
     4)
         each=(squad compare --engines single --seeds 1 "${SQUAD[@]}" --device "$DEVICE" --out "$WORK/squad")
-        part squad.json 50 "$PYTHON" -m mlperf_bert "${each[@]}" --json
+        part squad.json 120 "$PYTHON" -m mlperf_bert "${each[@]}" --json
         part doctor.txt 25 "$PYTHON" -m mlperf_bert doctor
         ;;
     esac
@@ -242,12 +244,15 @@ OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
 trap 'rm -rf "$WORK"' EXIT
 trap 'kill $(jobs -rp) 2>/dev/null; exit 143' INT TERM
 export WORK RESULTS=$WORK/results TMPDIR=$WORK/tmp OMP_WAIT_POLICY=PASSIVE
-export TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export TEST_LIMIT_S=110 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tools:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_CACHE_DIR=$CACHE/triton TORCHINDUCTOR_CACHE_DIR=$CACHE/inductor NUMBA_CACHE_DIR=$CACHE/numba
 export CUDA_CACHE_PATH=$CACHE/cuda MPLCONFIGDIR=$CACHE/matplotlib XDG_CACHE_HOME=$CACHE
-if [[ -n ${WHEELS:-} ]] && ! "$PYTHON" -c 'import mlperf_logging' 2>/dev/null; then
-    for wheel in "$WHEELS"/mlperf_logging-*.whl; do "$PYTHON" -m zipfile -e "$wheel" "$WORK/wheels"; done
+if [[ -n ${WHEELS:-} ]]; then
+    for wheel in "$WHEELS"/*.whl; do
+        name=${wheel##*/}
+        "$PYTHON" -c "import ${name%%-*}" 2>/dev/null || "$PYTHON" -m zipfile -e "$wheel" "$WORK/wheels"
+    done
 fi
 {
     echo "stage: ${stages[*]}${ONLY:+ ($ONLY)}, $MODE, $(date -u '+%Y-%m-%d %H:%M UTC')"

@@ -18,6 +18,10 @@ ON_GPU = (
 )
 # bf16 weights, and sums (of embedding gradients) whose order is not fixed on a GPU.
 TOLERANCE = 0.02
+# How many times as much is allowed: flash adds up gradients in any order, FP8's units see padding,
+# and Muon's matrices carry a rounded bit to all their elements.
+TIMES = {"model.attention=flash": 10, "model.precision=fp8": 10, "optim.name=muon": 2}
+TIMES |= {"optim.name=normuon": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,9 +62,7 @@ def losses_of(run, steps=STEPS):
 def test_captured_is_eager_over_100_steps(tiny_config, overrides):
     eager = losses_of(warm(tiny_config, *overrides, shapes=()))
     captured = losses_of(warm(tiny_config, *overrides))
-    # flash adds up gradients in any order; FP8's units see padding.
-    differs = "model.attention=flash" in overrides or "model.precision=fp8" in overrides
-    tolerance = 10 * TOLERANCE if differs else TOLERANCE
+    tolerance = TOLERANCE * max(TIMES.get(each, 1) for each in ("", *overrides))
     assert eager[0] - min(eager) > 2 * tolerance
     assert captured == pytest.approx(eager, abs=tolerance)
 
