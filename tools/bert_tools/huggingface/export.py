@@ -137,7 +137,8 @@ class Facts:
     A fact is None if it was not recorded. Accuracies are fractions (0 .. 1) of the held-out set's
     masked tokens. `accuracy` is that of the final weights, and `untrained` that of the initial
     weights. `characters` is the length of the whole text. `left_out` is the number of its
-    characters that are neither in the training set nor in the held-out set.
+    characters that cleaning removed. Held-out documents that the held-out set has no room for are
+    not among them.
     """
 
     accuracy: float
