@@ -104,13 +104,13 @@ def _check_attention(kernels, device, lengths, queries, max_seqlen):
 def check_dropout(dropout, device):
     """Forward and backward, of every dtype and of more than two dimensions."""
     for dtype in DTYPES:
-        for num_rows, channels in SHAPES:
+        for num_rows, channels in (*SHAPES, (0, 5), (5, 0)):
             _check_dropout(dropout, device, torch.randn(num_rows, channels), dtype)
         _check_dropout(dropout, device, torch.randn(4, 5, 3).transpose(1, 2), dtype)
 
 
 def _check_dropout(dropout, device, values, dtype):
-    num_rows, channels = len(values), values[0].numel()
+    num_rows, channels = len(values), values.shape[1:].numel()
     x = values.to(device, dtype).requires_grad_()
     output = dropout(x, site_of(num_rows, device=device))
     (gradient,) = torch.autograd.grad(output, x, 2 * torch.ones_like(output))

@@ -7,9 +7,10 @@
 #   tools/gpu_check.sh --list [STAGE]      prints stage, file, time limit in seconds and command of each part
 #
 # Stages 1 and 2 together fit into 15 minutes with the start of a machine, and so do stages 3 and 4. On a machine that is
-# taken back when it is idle, start the second stage right after the first one, and read both summaries afterwards. If the
-# machine has to be started again for the second stage, lower STAGE_S. The script updates OUT/summary.md and OUT/gpu_check.tar.gz, which has the output of all parts, after every part. If it is killed, only
-# the current part is lost. A part that fails, hangs or runs out of memory does not affect the others. At the end of a
+# taken back when it is idle, start the second stage right after the first one with another OUT, and read both summaries
+# afterwards. If the machine has to be started again for the second stage, lower STAGE_S. The script updates
+# OUT/summary.md and OUT/gpu_check.tar.gz, which has the output of all parts, after every part. If it is killed, only the
+# current part is lost. A part that fails, hangs or runs out of memory does not affect the others. At the end of a
 # stage's time, the script stops the current part and does not start the later ones.
 #
 #   OUT      the directory for the output [logs/gpu_check]
@@ -190,7 +191,7 @@ run_stage() { # The most important parts come first.
         done
         part whole_runs.json 110 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
-        part tests_others.txt 130 bash -c 'tests "$@"' tests "${others[@]}" "${WINDOWS}["{0.0,0.3}-{16,64,128}"]"
+        TEST_LIMIT_S=110 part tests_others.txt 130 bash -c 'tests "$@"' tests "${others[@]}" "${WINDOWS}["{0.0,0.3}-{16,64,128}"]"
         for each in bf16 fp8; do
             part "text_$each.txt" 75 bash -c 'learn "$@"' learn "text_$each" "${TINY_RUN[@]}" run.seed=1 "${TEXT[@]}" \
                 "model.precision=$each" eval.target_accuracy=none checkpoint.interval_steps=never
@@ -244,7 +245,7 @@ OUT=$(cd "$OUT" && pwd) CACHE=$(cd "$CACHE" && pwd)
 trap 'rm -rf "$WORK"' EXIT
 trap 'kill $(jobs -rp) 2>/dev/null; exit 143' INT TERM
 export WORK RESULTS=$WORK/results TMPDIR=$WORK/tmp OMP_WAIT_POLICY=PASSIVE
-export TEST_LIMIT_S=110 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export TEST_LIMIT_S=60 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONPATH=$PWD/benchmarks/bert/implementations/pytorch:$PWD/tools:$PWD/tests:$WORK/wheels${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_CACHE_DIR=$CACHE/triton TORCHINDUCTOR_CACHE_DIR=$CACHE/inductor NUMBA_CACHE_DIR=$CACHE/numba
 export CUDA_CACHE_PATH=$CACHE/cuda MPLCONFIGDIR=$CACHE/matplotlib XDG_CACHE_HOME=$CACHE

@@ -5,7 +5,9 @@ With dropout: it is keyed by sample, so that it does not depend on who computes 
 
 import json
 import os
+import re
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -218,9 +220,22 @@ def test_a_node_with_other_data_or_settings_is_refused(
     statuses, printed = slurm_tasks(options, [*options, *other])
     assert statuses == [2, 2], printed
     (refusal,) = [line for line in printed.splitlines() if ": error: " in line]
-    what = {"data": "the prepared sets on", "settings": "--config: the settings on"}[differing]
-    assert what in refusal and "differ from those on" in refusal
+    host = re.escape(socket.gethostname())
+    ranks = rf"on rank 1 \(host {host}\),? .*on rank 0 \(host {host}\); "
+    what = {
+        "data": rf"{synthetic_data}: the prepared sets {ranks}",
+        "settings": rf"optim\.learning_rate: 0\.001 {ranks}",
+    }[differing]
+    assert re.search(what, refusal), refusal
     assert not (tmp_path / "run").exists()
+
+
+def test_each_rank_may_have_drawn_a_seed_of_its_own(arguments, tmp_path):
+    """As the copies of run_and_time.sh do that mpiexec starts: that of rank 0 counts."""
+    options = [*arguments, "--run-dir", tmp_path / "run", *sizes(2, 8), "--set", "run.max_steps=1"]
+    words = [[*options, "--set", f"run.seed={seed}"] for seed in (7, 8)]
+    statuses, printed = slurm_tasks(*words)
+    assert statuses == [MISSED, MISSED] and ", seed 7, " in printed
 
 
 def test_accuracy_of_a_checkpoint_is_equal_on_any_number_of_ranks(one_rank, synthetic_data, capsys):

@@ -169,7 +169,7 @@ def test_truncations_are_refused_and_a_pipe_is_not_waited_for(tmp_path):
         with pytest.raises(CheckpointError):
             read_safetensors(path)
     path.write_bytes(contents + b"\0")
-    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
+    with pytest.raises(CheckpointError, match=r"cannot be read \("):
         read_safetensors(path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="not a regular file"):

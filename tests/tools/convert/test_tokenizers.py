@@ -12,7 +12,11 @@ from bert_tools.huggingface.export import export_huggingface
 from bert_tools.huggingface.tokenizer import tokens_of, word_piece_tokenizer
 from checkpoint_cases import trained
 from mlperf_bert.errors import CheckpointError, DataError
-from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import (
+    file_name,
+    load_any_vocabulary,
+    load_new_vocabulary,
+)
 from mlperf_bert.vocabulary.word_pieces import SPECIAL_TOKENS, parse_vocabulary
 from own_texts import encode_lines, save_byte_level
 
@@ -139,7 +143,7 @@ def test_a_cased_list_without_a_tokenizer_is_refused(theirs, tmp_path):
     with pytest.raises(DataError, match=r"a cased vocabulary .*; pass the tokenizer\.json"):
         convert(theirs, tmp_path / "out", None)
     with pytest.raises(DataError, match="a cased vocabulary"):
-        load_any_vocabulary(theirs / "vocab.txt")
+        load_new_vocabulary(theirs / "vocab.txt")
 
 
 def test_a_byte_level_export_splits_as_training_did(tmp_path):

@@ -99,10 +99,13 @@ def test_an_interrupted_run_of_a_series_is_replaced_by_the_command_that_is_print
     hints = re.findall(r"^to replace it in the series: (.*)$", done.stdout, re.M)
     assert (len(hints), len(asked)) == (2, 2)
     removed, again = hints[1].split(" && ")
-    assert "RESUME=auto LOGDIR=" in again
+    assert again.startswith(f"RESUME=auto LOGDIR={job['LOGDIR']} ")
+    kept = {"run_0", "result_0.txt"}
     run_process("bash", "-c", removed, **job)
-    assert {path.name for path in Path(job["LOGDIR"]).iterdir()} >= {"run_0", "result_0.txt"}
-    assert not any(Path(job["LOGDIR"]).glob("*_1*"))
+    assert {path.name for path in Path(job["LOGDIR"]).iterdir()} == kept
+    inside = f"RESUME=auto LOGDIR=there {job['TREE']}/docker.sh"
+    done, _ = run(NEXP="2", RESUME="auto", GO_ON_BY=inside, LOGDIR_OUTSIDE="there", TRAINING="true")
+    assert f"rm -r there/run_0 there/result_0.txt && {inside}\n" in done.stdout
 
 
 def test_each_run_has_a_seed_of_its_own(run):

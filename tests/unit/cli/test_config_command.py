@@ -43,9 +43,9 @@ def test_the_evaluation_after_the_last_step_of_a_closed_run_counts_only_if_it_wa
     ("train", "held_out", "wrong"),
     [
         ((512, 76, 5000), (512, 76, 10_000), None),
-        ((128, 20, 5000), (512, 76, 10_000), "train was prepared for sequences of 128 tokens"),
-        ((512, 76, 5000), (512, 20, 10_000), "eval was prepared .* with at most 20 masked"),
-        ((512, 76, 5000), (512, 76, 2093), "eval has 2,093 samples, but .* requires 10,000"),
+        ((128, 20, 5000), (512, 76, 10_000), "train has max_seq_length = 128, but .* requires 512"),
+        ((512, 76, 5000), (512, 20, 10_000), "eval has max_predictions = 20, but .* requires 76"),
+        ((512, 76, 5000), (512, 76, 2093), "eval has num_samples = 2093, but .* requires 10000"),
     ],
 )
 def test_closed_sets_must_be_those_of_the_rules(train, held_out, wrong, tmp_path):

@@ -168,6 +168,7 @@ def test_devices_and_backends(monkeypatch):
         ("torchrun", {"OMP_NUM_THREADS": "1"}, 4, 4),
         ("mpi", {}, 12, 6),
         ("slurm", {"SLURM_CPUS_PER_TASK": "4"}, 13, 4),
+        ("single", {"SLURM_CPUS_PER_TASK": "4"}, 13, 4),
     ],
 )
 def test_threads_are_a_share_of_the_cores(launcher, environ, cores, threads, monkeypatch):

@@ -181,11 +181,20 @@ def test_every_node_copies_the_data_before_the_clock_and_training_reads_the_copy
     assert f"{tmp_path / 'link'} is DATADIR itself; unset STAGEDIR" in done.stderr
 
 
+def test_data_that_break_the_closed_rules_are_refused_before_ranks_start(job, tmp_path):
+    data = Path(job["DATADIR"])
+    shutil.copytree(data / "train", tmp_path / "data" / "train")
+    shutil.copytree(data / "train", tmp_path / "data" / "eval")
+    done, asked = run({**job, "DATADIR": str(tmp_path / "data")})
+    assert done.returncode == 2 and not [line for line in asked if " train " in line]
+    assert re.search(r"eval has num_samples = \d+, but the closed division", done.stderr)
+
+
 def test_the_interactive_step_of_several_nodes_starts_ranks_on_all_of_them(job):
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
     _, asked = run({**job, **step})
     (train,) = [line for line in asked if " train " in line]
-    assert "--nodes=2 --ntasks=16 --ntasks-per-node=8 " in train
+    assert "--overlap --nodes=2 --ntasks=16 --ntasks-per-node=8 " in train
 
 
 @pytest.mark.parametrize(

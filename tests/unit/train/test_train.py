@@ -214,7 +214,7 @@ def test_blocks_that_differ_between_nodes_are_refused(train, monkeypatch, capsys
     for of_nodes, status in ((["one", "", "other"], 2), (["one", "", "one"], TARGET_MISSED)):
 
         def gathered(_, value, digests=of_nodes):
-            return digests if isinstance(value, str) else [value]
+            return digests if isinstance(value, str) else [value, value]
 
         monkeypatch.setattr("mlperf_bert.train.from_all_ranks", gathered)
         assert train(f"run {status}", "run.max_steps=1") == status

@@ -123,8 +123,14 @@ def test_a_sentence_within_a_document_follows_white_space(tmp_path):
         ("It was.", " "),
         ("\u6587\u5b57\u3002", ""),  # Chinese, with its full stop
         ("\u6587\u5b57", ""),
-        ("\u6587\u5b57.", " "),
+        ("\u6587\u5b57.", ""),
+        ("\u201c\u6587\u5b57\u3002\u201d", ""),  # closing quotes and dots are not wide
+        ("\u6587\u5b57\u2026\u2026", ""),
+        ("\u6587 Python\u3002", ""),
+        ("\u6587 Python", " "),
+        ("\uff76\uff85\uff61", ""),  # half-width katakana
         ("\ud55c\uad6d\uc5b4", " "),  # Korean has spaces
+        ("\ud55c\uad6d\uc5b4\u300f", " "),
         ("good \U0001f600", " "),
     ],
 )

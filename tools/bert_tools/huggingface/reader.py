@@ -22,7 +22,7 @@ from bert_tools.huggingface.weights import (
     read_settings,
 )
 from mlperf_bert.checkpoint.manifest import LATEST, MANIFEST
-from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE
+from mlperf_bert.checkpoint.tensors import NEXT_SENTENCE, read_tensors
 from mlperf_bert.checkpoint.weights_directory import HUGGINGFACE, check_directory
 from mlperf_bert.errors import CheckpointError, DataError, one_line
 from mlperf_bert.files import file_size, in_brief, is_there, read_json, reading
@@ -151,14 +151,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError if the file is missing or damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         file_size(path, _WHOLE)  # raises for a pipe, on which the library would wait forever
-        return load_file(path)
     except DataError as error:
         raise CheckpointError(*error.args) from None
-    except (OSError, SafetensorError) as error:
-        problem = f"not a complete safetensors file ({error})"
-        raise CheckpointError(str(path), problem, _WHOLE) from None
+    return read_tensors(path, _WHOLE)

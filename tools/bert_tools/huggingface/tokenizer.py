@@ -26,6 +26,7 @@ from mlperf_bert.vocabulary.any_vocabulary import (
     AnyVocabulary,
     TokenizerFile,
     load_any_vocabulary,
+    load_new_vocabulary,
     make_encoder,
 )
 from mlperf_bert.vocabulary.word_pieces import (
@@ -126,10 +127,10 @@ def tokenizer_files(vocabulary: AnyVocabulary, model: ModelSection) -> dict[str,
     # This class uses tokenizer.json unchanged. BertTokenizer would limit words to 100 letters.
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings["model_max_length"] = model.max_position_embeddings
-    names = ["input_ids", "token_type_ids", "attention_mask"]
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
     if model.architecture == "modern":  # ModernBERT has no token types
-        names.remove("token_type_ids")
-    settings["model_input_names"] = names
+        inputs.remove("token_type_ids")
+    settings["model_input_names"] = inputs
     if isinstance(vocabulary, TokenizerFile):
         tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
         files: dict[str, bytes] = {TOKENIZER: _as_trained(vocabulary)}
@@ -311,7 +312,7 @@ def find_vocabulary(folder: Path, given: Path | None) -> AnyVocabulary:
     text like the model's tokenizer.
     """
     if given is not None:
-        return load_any_vocabulary(given)
+        return load_new_vocabulary(given)
     has_words, has_tokenizer = (is_there(folder / name) for name in VOCABULARY_FILES)
     if not has_words and not has_tokenizer:
         problem = f"has neither {' nor '.join(VOCABULARY_FILES)}"

@@ -55,7 +55,11 @@ from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.pool import run_with_progress
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.run.console import ProgressLines
-from mlperf_bert.vocabulary.any_vocabulary import file_name, load_any_vocabulary
+from mlperf_bert.vocabulary.any_vocabulary import (
+    file_name,
+    load_any_vocabulary,
+    load_new_vocabulary,
+)
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
@@ -468,7 +472,7 @@ def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], wor
     Returns the path of the written file.
     """
     if wanted.vocab_path is not None:
-        vocabulary = load_any_vocabulary(wanted.vocab_path)
+        vocabulary = load_new_vocabulary(wanted.vocab_path)
         path = out_dir / file_name(vocabulary)
         write_file(path, vocabulary.contents)
         return path

@@ -61,7 +61,7 @@ def samples_to_target(run: Run) -> int | None:
 
     Returns None if the target is not known or was not reached.
     """
-    if run.target is None:
+    if run.target is None or run.state != "target reached":
         return None
     return next((samples for samples, each in run.evaluations if each >= run.target), None)
 

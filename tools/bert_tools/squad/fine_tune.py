@@ -47,7 +47,12 @@ from mlperf_bert.run.console import ProgressLines, as_clock
 from mlperf_bert.run.metrics import memory_bytes
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.replay import finish_queued_work
-from mlperf_bert.vocabulary.word_pieces import Vocabulary, load_vocabulary, parse_vocabulary
+from mlperf_bert.vocabulary.word_pieces import (
+    Vocabulary,
+    check_uncased,
+    load_vocabulary,
+    parse_vocabulary,
+)
 
 WEIGHTS, PREDICTIONS = "model", "predictions.json"  # names in the run's directory
 _QUICK_PIECES = 1024  # size of the vocabulary that is made from the questions if none is given
@@ -177,6 +182,7 @@ def _read(settings: SquadSettings) -> tuple[Questions, Questions, Vocabulary, St
     else:
         if settings.vocab is not None:
             vocabulary = load_vocabulary(settings.vocab)
+            check_uncased(vocabulary, str(settings.vocab))
         else:
             lines = [*dict.fromkeys(each.context for each in train)]  # every context once
             lines += [each.question for each in train]

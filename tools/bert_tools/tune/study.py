@@ -411,7 +411,7 @@ def _train(trial: "Trial", config: RunConfig, settings: StudySettings, folder: P
         last = report_point(trial, last, interval, *point)
     target, seconds = settings.target, outcome.seconds
     reached = next((samples for samples, accuracy in curve if accuracy >= target), None)
-    if reached is None:
+    if reached is None or outcome.status != "success":
         best = max((accuracy for _, accuracy in curve), default=0.0)
         why = f"missed {target:g} with at most {best:.4f} after {outcome.samples:,} samples"
         return Ending(how="missed", why=why, samples=outcome.samples, seconds=seconds)

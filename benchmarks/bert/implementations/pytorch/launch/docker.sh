@@ -85,7 +85,7 @@ fi
 LOGDIR=${LOGDIR:-runs/$(date -u +%Y%m%dT%H%M%SZ)-$name}
 mount "$LOGDIR" /logs
 mkdir -p -- "$LOGDIR" 2>/dev/null || fail "LOGDIR: '$LOGDIR' cannot be created; set it to a directory that you can write to"
-options+=(--env LOGDIR=/logs)
+options+=(--env LOGDIR=/logs --env "LOGDIR_OUTSIDE=$LOGDIR")
 options+=(--env "GO_ON_BY=RESUME=auto LOGDIR=$(printf %q "$LOGDIR")$given$(printf ' %q' "$0" "$@")")
 case ${RESUME:=none} in
 none) ;;

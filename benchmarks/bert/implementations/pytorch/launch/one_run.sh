@@ -63,7 +63,7 @@ drop_caches() {
             "CLEAR_CACHES=0 keeps it"
     else
         echo "page cache not dropped, because this user may not drop it on every node; the log says so" \
-            "(cache_clear false). To allow it: ALL=(root) NOPASSWD: /sbin/sysctl vm.drop_caches=3 in sudoers"
+            "(cache_clear false); docs/guides/slurm.md says how to get permission (CLEAR_CACHES)"
         return 1
     fi
 }
@@ -117,7 +117,7 @@ say_result() { # index, seconds, start time, last line of the log before this st
     if [ "$(logged resumed "$log")" = true ]; then
         echo "no RESULT for run $1, because it was interrupted and its time is incomplete"
         [ "$NEXP" = 1 ] || echo "to replace it in the series:" \
-            "rm -r $(printf %q "$LOGDIR/run_$1") $(printf %q "$log") && $(resume_command)"
+            "rm -r $(printf '%q ' "${LOGDIR_OUTSIDE:-$LOGDIR}"/{run_"$1",result_"$1".txt})&& $(resume_command)"
     elif [ "$(tail -n 1 "$log")" = "$4" ]; then
         echo "no RESULT for run $1, because it had ended before this start"
     elif [ "$(logged quality_target "$log")" != '"none"' ]; then

@@ -29,7 +29,7 @@ if [ "${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${SLURM_STEP_NUM_TASKS:-1}}}" -gt 1 ];
     where=rank
 elif [ -n "${SLURM_STEP_ID:-}" ]; then # An interactive shell is a step of one task. It starts the ranks of its node itself.
     unset SLURM_STEP_ID PMI_RANK PMI_SIZE
-    [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || where=slurm
+    [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || where=slurm SRUN_OPTIONS="--overlap ${SRUN_OPTIONS:-}"
 elif [ -n "${SLURM_JOB_ID:-}" ]; then
     where=slurm
 fi

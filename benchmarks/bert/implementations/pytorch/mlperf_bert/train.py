@@ -4,7 +4,6 @@ The caller, `cli/train.py`, reads the config, connects the ranks and decides whe
 from a checkpoint.
 """
 
-import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -35,7 +34,7 @@ from mlperf_bert.checkpoint.resume import (
 )
 from mlperf_bert.checkpoint.saving import Saving
 from mlperf_bert.checkpoint.writer import CheckpointWriter
-from mlperf_bert.config.files import config_to_toml
+from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.data.balance import make_planner
 from mlperf_bert.data.index import sets_sha256
@@ -370,21 +369,25 @@ def _check_inputs(
     """Check that all ranks have the same data and settings, and that a checkpoint fits the data.
 
     Without this check, nodes with another copy of the data or of the config would train on
-    different batches. Raises CheckpointError, DataError or ConfigError on every rank. All ranks
-    must call this function.
+    different batches. Seeds may differ, because rank 0 has sent its own to all ranks. Raises
+    CheckpointError, DataError or ConfigError on every rank. All ranks must call this function.
     """
     on_every_rank(info, lambda: check_data(start, data_sha256, data_dir))
-    settings_sha256 = hashlib.sha256(config_to_toml(config).encode()).hexdigest()
-    first, *others = from_all_ranks(info, [host_name(), data_sha256, settings_sha256])
+    tables = config_to_tables(replace(config, run=replace(config.run, seed="random")))
+    settings = {
+        f"{section}.{name}": tables[section][name] for section in tables for name in tables[section]
+    }
+    first, *others = from_all_ranks(info, [host_name(), data_sha256, settings])
     error: UserError | None = None
-    for host, data, settings in others:
-        where = f"on {host} differ from those on {first[0]}"
+    for rank, (host, data, own) in enumerate(others, start=1):
+        where = f"on rank {rank} (host {host})", f"on rank 0 (host {first[0]})"
         if data != first[1]:
-            remedy = "copy the same prepared sets to all nodes"
-            error = DataError(str(data_dir), f"the prepared sets {where}", remedy)
-        elif settings != first[2]:
-            remedy = "start all ranks with the same config and the same options"
-            error = ConfigError("--config", f"the settings {where}", remedy)
+            problem = f"the prepared sets {where[0]} differ from those {where[1]}"
+            error = DataError(str(data_dir), problem, "copy the same prepared sets to all nodes")
+        elif own != first[2]:
+            name = next(each for each in own if own[each] != first[2][each])
+            problem = f"{own[name]!r} {where[0]}, but {first[2][name]!r} {where[1]}"
+            error = ConfigError(name, problem, "start all ranks with the same config and options")
         if error is not None:
             error.is_of_all_ranks = True
             raise error

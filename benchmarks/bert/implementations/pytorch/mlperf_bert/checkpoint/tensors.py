@@ -45,7 +45,7 @@ def write_tensors(
     return FileEntry(path.stat().st_size, file_sha256(path))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, remedy: str = ELSE) -> dict[str, Tensor]:
     """Memory-map a safetensors file, and return its tensors by name.
 
     The caller must have verified the digest of the file. Raises CheckpointError if the file cannot
@@ -57,4 +57,4 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(str(path), f"cannot be read ({error})", ELSE) from None
+        raise CheckpointError(str(path), f"cannot be read ({error})", remedy) from None

@@ -15,8 +15,8 @@ from mlperf_bert.arguments import describe
 from mlperf_bert.config.files import add_config, add_init_checkpoint, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.distributed.signal_watch import Ended, say_stopped_early, write_status
-from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError, say
-from mlperf_bert.extras import require_packages, shadowed_packages
+from mlperf_bert.errors import STOPPED, TARGET_MISSED, ConfigError
+from mlperf_bert.extras import require_packages
 
 if TYPE_CHECKING:
     import torch
@@ -118,10 +118,6 @@ def _run(args: argparse.Namespace) -> int:
     parallel, is_single = config.parallel, info.launcher == "single"
     if is_single and config.data.loader == "dali":
         require_packages("data.loader", "dali", "nvidia.dali")  # now, because ranks must not ask
-    if info.rank == 0 and info.launcher != "local":
-        for directory, name in shadowed_packages():
-            problem = f"{directory} contains another {name}, which hides the installed one"
-            say(f"warning: PYTHONPATH: {problem}; unset it")
     if is_single and args.resume == "none":
         check_first_weights(config, args.data)  # now, because loading torch takes a while
     if is_single and parallel.nodes == 1 < parallel.ranks_per_node:

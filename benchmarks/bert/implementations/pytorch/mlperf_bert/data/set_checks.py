@@ -278,22 +278,16 @@ def _check_closed_sets(
 
     The config was already checked, so its lengths are those of the rules.
     """
-    lengths = config.data.max_seq_length, config.data.max_predictions
-    remedy = "prepare both sets with init_datasets.sh, without other options"
-    for name, manifest in (("train", train), ("eval", held_out)):
-        found = manifest.max_seq_length, manifest.max_predictions
-        if found != lengths:
-            problem = (
-                f"{data_dir / name} was prepared for sequences of {found[0]} tokens with at most "
-                f"{found[1]} masked, but the closed division requires {lengths[0]} and {lengths[1]}"
-            )
-            raise ConfigError("--data", problem, remedy)
-    if held_out.num_samples != CLOSED_EVAL_SAMPLES:
-        problem = (
-            f"{data_dir / 'eval'} has {held_out.num_samples:,} samples, but the closed division "
-            f"requires {CLOSED_EVAL_SAMPLES:,}"
-        )
-        raise ConfigError("--data", problem, remedy)
+    lengths = {name: getattr(config.data, name) for name in ("max_seq_length", "max_predictions")}
+    of_eval = {**lengths, "num_samples": CLOSED_EVAL_SAMPLES}
+    for name, manifest, required in (("train", train, lengths), ("eval", held_out, of_eval)):
+        for key, value in required.items():
+            if getattr(manifest, key) != value:
+                problem = (
+                    f"{data_dir / name} has {key} = {getattr(manifest, key)}, but the closed "
+                    f"division requires {value}"
+                )
+                raise ConfigError("--data", problem, "prepare it as init_datasets.sh does")
 
 
 def check_batch_fits(config: RunConfig, train: LengthIndex, data_dir: Path) -> None:

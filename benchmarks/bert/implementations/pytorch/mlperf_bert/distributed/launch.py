@@ -171,7 +171,7 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
     """Set torch's CPU threads to this rank's share of the node's cores, and return the number.
 
     The number is OMP_NUM_THREADS if that variable is set, except under torchrun, which sets it to 1
-    by itself. Otherwise, in an srun step, the number is SLURM_CPUS_PER_TASK if that is set. In all
+    by itself. Otherwise, in a SLURM task, the number is SLURM_CPUS_PER_TASK if that is set. In all
     other cases, it is this rank's share of the cores that its launcher may use, but at most the
     number of cores to which the launcher has bound this rank. Raises ConfigError if a variable is
     not a number above zero.
@@ -182,7 +182,7 @@ def set_cpu_threads(info: RankInfo, environ: Mapping[str, str] = os.environ) -> 
         # OpenMP allows one number per nesting level, and only the outermost level matters here.
         outermost = environ["OMP_NUM_THREADS"].split(",")[0]
         threads = _positive("OMP_NUM_THREADS", outermost)
-    elif info.launcher == "slurm" and "SLURM_CPUS_PER_TASK" in environ:
+    elif info.launcher in ("slurm", "single") and "SLURM_CPUS_PER_TASK" in environ:
         threads = _positive("SLURM_CPUS_PER_TASK", environ["SLURM_CPUS_PER_TASK"])
     else:
         own = usable_cpus()

@@ -98,12 +98,9 @@ def check_interfaces(environ: Mapping[str, str], backend: Literal["nccl", "gloo"
             remedy = f"bring {name} up (ip link set {name} up), or set the variable to {choices}"
             raise ConfigError(_GLOO_INTERFACE, problem, remedy)
     wanted = environ.get(_NCCL_INTERFACE, "")
-    if backend == "nccl" and wanted and not wanted.startswith("^"):
-        names = wanted.removeprefix("=").split(",")
-        fits = str.__eq__ if wanted.startswith("=") else str.startswith
-        if not any(fits(each, name) for each in names_here for name in names):
-            problem = f"no network interface of this host matches {in_brief(wanted)}"
-            raise ConfigError(_NCCL_INTERFACE, problem, set_or_unset)
+    if backend == "nccl" and wanted and not wanted.startswith("^") and not _matching(wanted):
+        problem = f"no network interface of this host matches {in_brief(wanted)}"
+        raise ConfigError(_NCCL_INTERFACE, problem, set_or_unset)
 
 
 def has_address(interface: str) -> bool:
@@ -279,11 +276,14 @@ def _chosen_interface(environ: Mapping[str, str]) -> str | None:
         if name:
             return name
     wanted = environ.get(_NCCL_INTERFACE, "")
-    if not wanted or wanted.startswith("^"):
-        return None
+    return None if not wanted or wanted.startswith("^") else next(iter(_matching(wanted)), None)
+
+
+def _matching(wanted: str) -> list[str]:
+    """Return this host's interfaces that fit NCCL's list of prefixes, or of names after `=`."""
     fits = str.__eq__ if wanted.startswith("=") else str.startswith
-    prefixes = wanted.removeprefix("=").split(",")
-    return next((here for here in _interfaces() if any(fits(here, p) for p in prefixes)), None)
+    names = wanted.removeprefix("=").split(",")
+    return [each for each in _interfaces() if any(fits(each, name) for name in names)]
 
 
 def _own_address_to(other: str) -> str | None:

@@ -73,7 +73,7 @@ def drop_by_bits(x: Tensor, site: DropoutSite) -> Tensor:
     channels = x.shape[1:].numel()
     elements = torch.arange(8, dtype=torch.uint8, device=x.device)
     bits = keep_bits(site, channels)[..., None] >> elements & 1
-    is_kept = bits.view(len(x), -1)[:, :channels].view(x.shape) == 1
+    is_kept = bits.flatten(1)[:, :channels].view(x.shape) == 1
     return torch.where(is_kept, x * scale_of(site.probability), 0.0)
 
 

@@ -320,9 +320,10 @@ class PretrainingHeads(nn.Module):
         """
         head = self.predictions
         factors = head.transform(masked), word_embeddings, head.bias
+        scores, labels = self._pair_scores(pooled), batch.next_sentence_label
         return LossSums(
             mlm=self.blocks.masked_lm_loss(*factors, batch.labels),
-            nsp=_pair_loss(self._pair_scores(pooled), batch),
+            nsp=None if scores is None else cross_entropy_sum(scores, labels),
         )
 
     def _pair_scores(self, pooled: Tensor | None) -> Tensor | None:
@@ -330,10 +331,6 @@ class PretrainingHeads(nn.Module):
             return None
         scores: Tensor = self.seq_relationship(pooled)
         return scores
-
-
-def _pair_loss(scores: Tensor | None, batch: UnpaddedBatch) -> Tensor | None:
-    return None if scores is None else cross_entropy_sum(scores, batch.next_sentence_label)
 
 
 def pretraining_loss(sums: LossSums, batch: UnpaddedBatch) -> Tensor:

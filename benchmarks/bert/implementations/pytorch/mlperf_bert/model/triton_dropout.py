@@ -14,15 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mlperf_bert.model.dropout_keys import DropoutSite, threshold_of
+from mlperf_bert.model.triton_parts import kernel
 
 ROUNDS: tl.constexpr = tl.constexpr(7)
 ROWS, BYTES = 16, 16  # tile of a program
 ATTENTION_ROWS, ATTENTION_BYTES = 32, 8  # fewer bytes, so that less is wasted past a sequence's end
 WARPS = 1  # for kernels that only compute bits, so that each thread has eight bytes of a row
-
-
-def _kernel(function: Callable[..., Any]) -> Any:
-    return triton.jit(function)
 
 
 def _kernel_of_site(function: Callable[..., None]) -> Any:
@@ -140,7 +137,7 @@ def _attention_keep_bits(
         first += bytes_
 
 
-@_kernel
+@kernel
 def _counter_words(keys: tl.tuple, stream: tl.tensor, row: tl.tensor, num_rows: tl.tensor) -> Any:
     """Return the second and third counter words of some rows, as uint32 columns."""
     sample_ids, positions, _ = keys
@@ -149,7 +146,7 @@ def _counter_words(keys: tl.tuple, stream: tl.tensor, row: tl.tensor, num_rows: 
     return (position | (stream.to(tl.uint32) << 16))[:, None], sample[:, None]
 
 
-@_kernel
+@kernel
 def _kept_bytes(
     group: tl.tensor,
     token: tl.tensor,
@@ -168,7 +165,7 @@ def _kept_bytes(
     return kept.to(tl.uint8)
 
 
-@_kernel
+@kernel
 def _sequence_of(
     row: tl.tensor, cu_queries: tl.tensor, num_sequences: tl.tensor, steps: tl.constexpr
 ) -> Any:

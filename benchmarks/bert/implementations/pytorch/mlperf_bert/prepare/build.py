@@ -60,6 +60,7 @@ from mlperf_bert.vocabulary.any_vocabulary import (
     AnyVocabulary,
     file_name,
     load_any_vocabulary,
+    load_new_vocabulary,
     make_encoder,
 )
 from mlperf_bert.vocabulary.word_pieces import token_dtype
@@ -104,7 +105,7 @@ def prepare_text(
     text or the vocabulary is not usable, if a shard was finished with other settings, or if a shard
     belongs to none of the texts.
     """
-    vocabulary = load_any_vocabulary(vocab_path)
+    vocabulary = load_new_vocabulary(vocab_path)
     settings = replace(settings, vocabulary_sha256=vocabulary.sha256)
     check_settings(settings, workers, len(texts))
     jobs = shard_jobs(texts, vocab_path, out_dir, settings)

@@ -85,13 +85,15 @@ class FileEncoder:
 
         It is a space, because a line break counts as white space, and vocabularies that keep white
         space have other tokens for words after a space. Chinese and Japanese text has no spaces
-        between sentences.
+        between sentences. Its last letter is wide, or its last character is a wide full stop.
         """
-        last = sentence[-1]
-        is_wide = unicodedata.east_asian_width(last) in ("W", "F")
-        is_korean = unicodedata.name(last, "").startswith("HANGUL")
-        is_text = unicodedata.category(last)[0] in ("L", "P")
-        return "" if is_wide and is_text and not is_korean else " "
+        end = sentence[-1]
+        last = next((each for each in reversed(sentence) if each.isalnum()), end)
+        if unicodedata.name(last, "").startswith("HANGUL"):
+            return " "
+        is_stop = unicodedata.category(end).startswith("P")
+        wide = [unicodedata.east_asian_width(each) in ("W", "F", "H") for each in (last, end)]
+        return "" if (wide[0] and last.isalnum()) or (wide[1] and is_stop) else " "
 
     def encode(self, line: str) -> bytes:
         """Encode one line to token ids. Returns the bytes of an array of `dtype`.
@@ -214,14 +216,21 @@ class Encoder(Protocol):
 def load_any_vocabulary(path: Path) -> AnyVocabulary:
     """Read a vocab.txt file, or a tokenizer.json file if the name ends in .json.
 
-    Raises the errors of `load_vocabulary`, `check_uncased` and `load_tokenizer_file`, which are
-    DataError and ConfigError.
+    Raises the errors of `load_vocabulary` and `load_tokenizer_file`, which are DataError and
+    ConfigError.
     """
-    if path.suffix == ".json":
-        return load_tokenizer_file(path)
-    words = load_vocabulary(path)
-    check_uncased(words, str(path))
-    return words
+    return load_tokenizer_file(path) if path.suffix == ".json" else load_vocabulary(path)
+
+
+def load_new_vocabulary(path: Path) -> AnyVocabulary:
+    """Read a vocabulary with which nothing was prepared or trained yet.
+
+    Raises the errors of `load_any_vocabulary` and of `check_uncased`.
+    """
+    vocabulary = load_any_vocabulary(path)
+    if isinstance(vocabulary, Vocabulary):
+        check_uncased(vocabulary, str(path))
+    return vocabulary
 
 
 def make_encoder(vocabulary: AnyVocabulary) -> Encoder:

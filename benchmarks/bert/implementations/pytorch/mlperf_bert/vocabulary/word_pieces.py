@@ -130,13 +130,17 @@ def check_uncased(vocabulary: Vocabulary, where: str) -> None:
     The word pieces of this program are lower case, so they would never match such tokens. The error
     message starts with `where`.
     """
-    cased = sum(token != token.lower() for token in vocabulary.tokens if token[0] != "[")
+    cased = sum(token != token.lower() for token in vocabulary.tokens if token[0] not in "[<")
     if cased > _MAX_CASED * len(vocabulary):
         problem = (
             f"this is a cased vocabulary ({cased:,} of its tokens have capital letters), but this "
             "program converts text to lower case before it splits words by a vocab.txt"
         )
-        raise DataError(where, problem, "pass the tokenizer.json of that model")
+        remedy = (
+            "pass the tokenizer.json of that model (if there is none, "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(OTHER) writes one)"
+        )
+        raise DataError(where, problem, remedy)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
