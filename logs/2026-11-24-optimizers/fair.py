@@ -1,7 +1,7 @@
 """The second campaign: AdamW, LAMB, Muon and NorMuon tuned with long warm-ups, with equal budgets.
 
     python fair.py DATA WORK [--batches 128,512] [--optimizers adamw,muon] [--workers 2]
-    python fair.py table | seeds | chosen | earlier
+    python fair.py table | seeds | chosen | earlier | growth
 
 README.md beside this file says what is compared and how. It was committed before the first run. The
 records are in fair.jsonl. An interrupted study continues with the same command, as study.py does.
@@ -244,34 +244,81 @@ def seeds():
 
 
 def earlier():
-    """Print the fresh seeds at 128 over those of the first campaign, and over the choosing ones."""
+    """Print the fresh seeds over those of the first campaign, and over the choosing ones."""
     now, before = read_records(), read_records(first.RECORDS)
-    print(
-        "| fresh seeds of | target over guess | over the first campaign (95 %) | over the choice |"
-    )
-    print("|---" * 4 + "|")
-    for optimizer, over_guess in product(OPTIMIZERS[128], (1.25, 1.5)):
-        arms = [of_arm(records, optimizer, 128, "seed") for records in (now, before)]
-        found = [[samples_to(over_guess, each) for each in arm] for arm in arms]
-        ours, theirs = (np.log([needed for needed, _ in arm]) for arm in found)
-        is_whole = len(theirs) > 0 and not any(missed for _, missed in found[1])
-        chose = [_samples(each) for each in by_both_seeds(now, optimizer, 128)[0]]
-        over_choice = np.exp(ours.mean() - np.log(chose).mean())
-        cells = [
-            NAMES[optimizer],
-            f"{over_guess:.2f}",
-            welch(ours, theirs) if is_whole else "",
-            f"{over_choice:.2f}" if over_guess == first.OVER_GUESS else "",
-        ]
-        print("|", *(f"{each} |" for each in cells))
-    logs = [ratios(records, "muon", "adamw", 128, 1.25)[0] for records in (now, before)]
-    print(f"| Muon over AdamW | 1.25 | {welch(*logs)} | |")
+    heads = "global batch, fresh seeds of, target over guess, over the first campaign (95 %)"
+    print("|", heads.replace(", ", " | "), "| over the choice |")
+    print("|---" * 5 + "|")
+    for batch in BATCHES:
+        trained = first.NEARER_OVER_GUESS if batch >= NEARER_BATCH else first.OVER_GUESS
+        for optimizer, over_guess in product(OPTIMIZERS[batch], (1.25, 1.5)):
+            arms = [of_arm(records, optimizer, batch, "seed") for records in (now, before)]
+            if len(arms[0]) < SEEDS or over_guess > trained:
+                continue
+            found = [[samples_to(over_guess, each) for each in arm] for arm in arms]
+            # The first campaign trained to the farther target, also at 512.
+            if batch >= NEARER_BATCH:
+                found[1] = [nearer_of_first(each) for each in arms[1]]
+            ours, theirs = (np.log([needed for needed, _ in arm]) for arm in found)
+            is_whole = len(theirs) > 0 and not any(missed for _, missed in found[1])
+            chose = [_samples(each) for each in by_both_seeds(now, optimizer, batch)[0]]
+            over_choice = np.exp(ours.mean() - np.log(chose).mean())
+            cells = [
+                batch,
+                NAMES[optimizer],
+                f"{over_guess:.2f}",
+                welch(ours, theirs) if is_whole else "",
+                f"{over_choice:.2f}" if over_guess == trained else "",
+            ]
+            print("|", *(f"{each} |" for each in cells))
+        if len(of_arm(now, "muon", batch, "seed")) == SEEDS:
+            logs = [ratios(now, "muon", "adamw", batch, 1.25)[0], first_ratios(before, batch)]
+            print(f"| {batch} | Muon over AdamW | 1.25 | {welch(*logs)} | |")
+
+
+def nearer_of_first(record):
+    """Samples to the nearer target in a training of the first campaign, and whether it missed."""
+    share = first.NEARER_OVER_GUESS / first.OVER_GUESS
+    found = crossing(record["curve"], record["target"] * share)
+    return found or record["samples"], found is None
+
+
+def first_ratios(before, batch):
+    """Logarithms of Muon's samples over AdamW's in the first campaign, to the nearer target."""
+    arms = [of_arm(before, each, batch, "seed") for each in ("muon", "adamw")]
+    pairs = [[nearer_of_first(record)[0] for record in arm] for arm in arms]
+    return np.log(np.divide(*pairs))
 
 
 def welch(logs, others):
     """The ratio of two geometric means, with its interval by Welch's t of the logarithms."""
     low, high = np.exp(ttest_ind(logs, others, equal_var=False).confidence_interval())
     return f"{np.exp(logs.mean() - others.mean()):.2f} ({low:.2f} to {high:.2f})"
+
+
+def growth():
+    """Print how many times as many samples each arm needed at 512 as at 128, seed by seed."""
+    records = read_records()
+    small, large = BATCHES
+    print("| optimizer | samples at 512 over those at 128 (95 %) |")
+    print("|---" * 2 + "|")
+    grown = {}
+    for optimizer in OPTIMIZERS[large]:
+        arms = [of_arm(records, optimizer, batch, "seed") for batch in (large, small)]
+        if len(arms[0]) == SEEDS:
+            needed = [[samples_to(1.25, record)[0] for record in arm] for arm in arms]
+            grown[optimizer] = np.log(np.divide(*needed))
+            print(f"| {NAMES[optimizer]} | {one_ratio(grown[optimizer])} |")
+    for optimizer in ("muon", "lamb"):
+        if {optimizer, "adamw"} <= grown.keys():
+            logs = grown[optimizer] - grown["adamw"]
+            print(f"| {NAMES[optimizer]} over AdamW | {one_ratio(logs)} |")
+
+
+def one_ratio(logs):
+    """The geometric mean of ratios, with its interval by Student's t of the logarithms."""
+    low, high = np.exp(ttest_1samp(logs, 0).confidence_interval())
+    return f"{np.exp(logs.mean()):.2f} ({low:.2f} to {high:.2f})"
 
 
 def table():
@@ -309,5 +356,6 @@ def table():
 
 if __name__ == "__main__":
     tables = {"table": table, "seeds": seeds, "chosen": chosen, "earlier": earlier}
+    tables["growth"] = growth
     printed = tables.get(" ".join(sys.argv[1:]))
     printed() if printed else first.main(FairStudy, BATCHES)
