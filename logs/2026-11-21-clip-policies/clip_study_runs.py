@@ -30,10 +30,10 @@ from mlperf_bert.distributed.clipping import (
 )
 from mlperf_bert.evaluation.evaluate import Evaluator, tokens_per_micro_batch
 from mlperf_bert.model.bert import make_model
-from mlperf_bert.model.layers import loss_sums, pretraining_loss
+from mlperf_bert.model.layers import pretraining_loss
 from mlperf_bert.optim.optimizers import make_optimizer_alone
 from mlperf_bert.optim.schedule import learning_rate
-from mlperf_bert.step.eager import forward
+from mlperf_bert.step.eager import training_loss_sums
 
 WARM_UP_SAMPLES = 4096
 QUARTILES = torch.tensor([0.25, 0.5, 0.75])
@@ -268,7 +268,7 @@ def _train(
 
 def _backward(model: nn.Module, batch: UnpaddedBatch) -> Callable[[], object]:
     def run() -> None:
-        loss = pretraining_loss(loss_sums(forward(model, batch, "fp32"), batch), batch)
+        loss = pretraining_loss(training_loss_sums(model, batch, "fp32"), batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
     return run

@@ -274,6 +274,11 @@ def earlier():
         if len(of_arm(now, "muon", batch, "seed")) == SEEDS:
             logs = [ratios(now, "muon", "adamw", batch, 1.25)[0], first_ratios(before, batch)]
             print(f"| {batch} | Muon over AdamW | 1.25 | {welch(*logs)} | |")
+    old = [nearer_of_first(each)[0] for each in of_arm(before, "muon", 512, "seed")]
+    new = [samples_to(1.25, each)[0] for each in of_arm(now, "adamw", 512, "seed")]
+    print(
+        f"| 512 | Muon's old seeds over AdamW's new | 1.25 | {welch(np.log(old), np.log(new))} | |"
+    )
 
 
 def nearer_of_first(record):

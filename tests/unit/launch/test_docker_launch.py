@@ -91,7 +91,7 @@ def test_files_variables_and_status(machine):
     ]
     assert machine.options("--env") == [
         *("CONFIG=/config/tiny one.toml", "DATADIR=/data", "INIT_CHECKPOINT=/init_checkpoint"),
-        *("LOGDIR=/logs", "NEXP=3", "SEED=5", "CACHE_CLEARED=1"),
+        *("LOGDIR=/logs", "LOGDIR_OUTSIDE=the logs", "NEXP=3", "SEED=5", "CACHE_CLEARED=1"),
     ]
     after_image = machine.asked()[machine.asked().index("known") + 1 :]
     assert after_image == ["./run_and_time.sh", "--", "--set", "run.max_steps=9"]
@@ -115,7 +115,8 @@ def test_without_data_or_config_the_image_has_its_own(machine):
     machine.call()
     logs = next((machine.home / "runs").glob("*-cpu_tiny"))
     assert machine.options("--mount") == [f"type=bind,source={logs},target=/logs"]
-    assert machine.options("--env") == ["LOGDIR=/logs"]
+    outside = f"LOGDIR_OUTSIDE={logs.relative_to(machine.home)}"
+    assert machine.options("--env") == ["LOGDIR=/logs", outside]
     assert "--gpus" not in machine.asked()
 
 

@@ -55,11 +55,7 @@ from mlperf_bert.prepare.documents import digest_of
 from mlperf_bert.prepare.pool import run_with_progress
 from mlperf_bert.prepare.verify import verify
 from mlperf_bert.run.console import ProgressLines
-from mlperf_bert.vocabulary.any_vocabulary import (
-    file_name,
-    load_any_vocabulary,
-    load_new_vocabulary,
-)
+from mlperf_bert.vocabulary.any_vocabulary import file_name, load_new_vocabulary
 from mlperf_bert.vocabulary.word_pieces import VOCABULARY_FILES
 
 RECIPE = "own-1"
@@ -236,7 +232,7 @@ def _digest(*words: str) -> str:
 
 def _settings_of(wanted: CorpusRequest, files: Sequence[TextFile], rules: Rules) -> dict[str, str]:
     """Return the settings that must not change when a prepared directory is used again."""
-    given = None if wanted.vocab_path is None else load_any_vocabulary(wanted.vocab_path).sha256
+    given = None if wanted.vocab_path is None else load_new_vocabulary(wanted.vocab_path).sha256
     settings = {
         "text": text_digest(files),
         "vocabulary": given or f"own, {wanted.vocab_size} tokens",
@@ -480,7 +476,7 @@ def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], wor
     if not path.exists():
         tokens = corpus_vocabulary(train, wanted.vocab_size, workers)
         write_file(path, ("\n".join(tokens) + "\n").encode())
-    elif (size := len(load_any_vocabulary(path))) != wanted.vocab_size:
+    elif (size := len(load_new_vocabulary(path))) != wanted.vocab_size:
         raise DataError(str(path), f"has {size:,} tokens, not {wanted.vocab_size:,}", _REMEDY)
     return path
 
