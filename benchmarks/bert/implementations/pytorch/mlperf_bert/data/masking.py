@@ -24,9 +24,9 @@ _DRAWN = ("masked_token_index", "labels")  # the other tensors of a batch do not
 class DynamicMasks:
     """A masker that draws new masks each time a sample is trained on.
 
-    A sample gets the same masks twice only if one step contains it twice, which can happen at the
-    end of an epoch. The constructor compiles the masking kernel and reads no samples. It raises
-    ConfigError if numba's cache cannot be used.
+    A sample gets the same masks twice only if one step contains it twice, at the end of an epoch,
+    or if a later phase repeats the steps of an earlier one. The constructor compiles the masking
+    kernel and reads no samples. It raises ConfigError if numba's cache cannot be used.
     """
 
     def __init__(
