@@ -347,6 +347,18 @@ def test_what_a_phase_may_change(place, tmp_path, monkeypatch):
     check_phases(read_recipe(recipe, [], None, tmp_path / "run"))
 
 
+@pytest.mark.parametrize(("skipped", "is_said"), [(0, True), (480, False)])
+def test_a_phase_that_repeats_the_samples_of_the_one_before_is_named(
+    tmp_path, capsys, skipped, is_said
+):
+    again = RECIPE.replace('data_dir = "long"', 'data_dir = "short"')
+    again += f"[phase.parallel]\nlocal_batch_size = 8\n[phase.data]\nskip_samples = {skipped}\n"
+    (tmp_path / "again.toml").write_text(again)
+    check_phases(read_recipe(tmp_path / "again.toml", [], None, tmp_path / "run"))
+    said = "warning: phase 'long' draws the same samples and masks as phase 'short'; set data.skip_"
+    assert (said in "".join(capsys.readouterr())) == is_said
+
+
 CHANGED = [
     ("decay_steps = 60", "decay_steps = 61", "'short': run.max_steps: is 61, but the phase in"),
     ("learning_rate = 3e-3", "learning_rate = 4e-3", "'short': optim.learning_rate: is 0.004, but"),

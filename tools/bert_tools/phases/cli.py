@@ -255,7 +255,10 @@ def _check_start(phase: Phase, before: Phase | None) -> None:
     if len(vocabularies) > 1:
         problem = f"{data} was prepared with another vocabulary than {before.data} of {run}"
         raise ConfigError("--data", problem, "prepare the data of all phases with one vocabulary")
-    return None
+    orders = {(each.data.sampler, each.parallel.global_batch_size) for each in (config, theirs)}
+    if len(orders) == 1 and data == before.data and not config.data.skip_samples:
+        remedy = "set data.skip_samples to the number of samples trained before"
+        say(f"warning: phase {phase.name!r} draws the same samples and masks as {run}; {remedy}")
 
 
 def _check_unchanged(phase: Phase) -> None:
