@@ -25,7 +25,9 @@ passed_on=
 leads=1
 nodes=()
 where=machine
-if [ "${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${SLURM_STEP_NUM_TASKS:-1}}}" -gt 1 ]; then
+# srun also sets PMI_SIZE, to the number of its tasks. mpiexec may itself run in a task of srun.
+size=${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${SLURM_STEP_NUM_TASKS:-1}}}
+if [ "$size" -gt 1 ]; then
     where=rank
 elif [ -n "${SLURM_STEP_ID:-}" ]; then # An interactive shell is a step of one task. It starts the ranks of its node itself.
     unset SLURM_STEP_ID PMI_RANK PMI_SIZE
@@ -40,8 +42,6 @@ case $where in
 rank)
     PYTHON=${PYTHON:-$root/.venv/bin/python}
     command -v "$PYTHON" >/dev/null || fail "$PYTHON: no such interpreter; run tools/venv.sh before the launcher"
-    # srun also sets PMI_SIZE, to the number of its tasks. mpiexec may itself run in a task of srun.
-    size=${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-${SLURM_STEP_NUM_TASKS:-}}}
     started_by="mpiexec -n $size"
     [ -n "${OMPI_COMM_WORLD_SIZE:-}" ] || [ "$size" != "${SLURM_STEP_NUM_TASKS:-}" ] || started_by="srun -n $size"
     ;;
