@@ -130,6 +130,13 @@ def test_eager_steps_are_counted_for_a_captured_run_only(tmp_path):
     assert "Eager steps" not in checked(page_of(write_run(tmp_path / "b", records))).words
 
 
+def test_a_short_interval_weighs_less_than_a_long_one_in_a_mean(tmp_path):
+    records = [record(9, imbalance_tokens=1.0), record(10, imbalance_tokens=2.0)]
+    run = write_run(tmp_path / "run", records, ended="success")
+    texts = checked(page_of(run)).texts
+    assert texts[texts.index("Most tokens, relative to mean rank") + 1].startswith("1.100 ")
+
+
 def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path):
     runs = [write_run(tmp_path / f"n{n}", [record(1, 0.1 + n / 100)]) for n in range(10)]
     text = page_of(*runs)

@@ -23,7 +23,15 @@ from resume_cases import (
     weights,
     with_other_train,
 )
-from support import contents, metrics_losses, mlperf_records, refusal, sets_of, snapshot
+from support import (
+    contents,
+    metrics_losses,
+    metrics_records,
+    mlperf_records,
+    refusal,
+    sets_of,
+    snapshot,
+)
 from verify_cases import flip_words
 
 SAME = (*DROPOUT, "checkpoint.keep_last=9", "eval.interval_samples=100000")
@@ -426,6 +434,15 @@ def test_every_way_of_training_goes_on_bit_for_bit(tiny_config, synthetic_data, 
     assert last.name == f"step_{record['metadata']['step']:08d}"
     assert metrics_losses(tmp_path / "killed") == metrics_losses(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+def test_a_checkpoint_ends_the_interval_of_the_metrics(tiny_config, synthetic_data, tmp_path):
+    settings = ("checkpoint.interval_steps=3", "checkpoint.keep_last=9", "run.max_steps=7")
+    settings = (*SAME, *settings, "run.log_interval_steps=1000")
+    run_train(tiny_config, synthetic_data, tmp_path / "whole", *settings)
+    checkpoints = (tmp_path / "whole/run_0/checkpoints").glob("step_*")
+    assert sorted(int(path.name[5:]) for path in checkpoints) == [3, 6, 7]
+    assert [record["step"] for record in metrics_records(tmp_path / "whole")] == [3, 6, 7]
 
 
 def test_never_is_never(tiny_config, synthetic_data, tmp_path, capsys):

@@ -136,5 +136,5 @@ def test_a_count_above_the_most_is_one_line(pair, tmp_path, config):
     sign(spoiled / "train")
     problem = "masked_counts.u16: contains numbers outside 1 .. 2458"
     with pytest.raises(DataError, match=problem):
-        open_data(config, spoiled, 0)
+        open_data(config, spoiled, checks_files=True)
     assert problem in problems(spoiled / "train", full=True)

@@ -193,6 +193,22 @@ def test_one_rank_stops_after_the_step_of_the_signal_and_saves_whatever_follows(
     os.kill(os.getpid(), signal.SIGTERM)  # nor one that leaves after that
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_time_of_a_step_has_no_evaluations_in_it(num_ranks, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(stop_request.dist, "all_reduce", lambda *_: None)
+    with StopRequest(num_ranks, CPU, clock=clock) as stop:
+        stop.exclude(9.0)  # before the first step, there is nothing to exclude it from
+        for step in range(1, 400):
+            clock.now += 0.125
+            assert stop.agreed(step) is None
+            assert stop.step_s in (None, 0.125)
+            if step % 7 == 0:
+                clock.now += 60.0
+                stop.exclude(60.0)
+    assert stop.step_s == 0.125
+
+
 @pytest.mark.parametrize(
     ("own_s", "other_s", "most"),
     [(0.01, 0, 102), (4.0, 0, 1), (1e-6, 0, 1000), (0.01, 0.5, 2)],

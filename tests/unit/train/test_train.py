@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from mlperf_bert.__main__ import main
+from mlperf_bert.checkpoint.writer import CheckpointWriter
+from mlperf_bert.distributed.signal_watch import Whereabouts
 from mlperf_bert.errors import MISTAKE, TARGET_MISSED
 from mlperf_bert.evaluation.evaluate import Evaluator
 from mlperf_bert.model.layers import pretraining_loss
@@ -148,6 +150,32 @@ def test_time_spent_in_evaluations_is_no_training_time(train, tmp_path, monkeypa
     stats = mlperf_records(tmp_path / "run" / "result_0.txt", "tracked_stats")
     assert len(stats) == 2
     assert all(each["value"]["throughput"] > slowest_per_s for each in stats)
+
+
+def test_the_time_limit_of_a_hang_is_that_of_a_batch_of_an_evaluation(train, monkeypatch):
+    at, activities = Whereabouts.at, []
+
+    def record(self, doing, number=None):
+        activities.append((doing, number))
+        at(self, doing, number)
+
+    monkeypatch.setattr(Whereabouts, "at", record)
+    assert train("run", "run.max_steps=10") == TARGET_MISSED
+    assert activities.count(("evaluation", 160)) >= 3  # at its start and around each batch
+
+
+def test_writing_the_last_checkpoint_is_no_training_time(train, tmp_path, monkeypatch):
+    now, finish, hours = time.perf_counter, CheckpointWriter.finish, []
+
+    def take_an_hour(self):
+        hours.append(1)
+        finish(self)
+
+    monkeypatch.setattr(CheckpointWriter, "finish", take_an_hour)
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + 3600 * len(hours))
+    assert train("run", "run.max_steps=1") == TARGET_MISSED
+    outcome = json.loads((tmp_path / "run/run_0/outcome.json").read_text())
+    assert hours and outcome["seconds"] < 3600
 
 
 def test_a_run_that_has_recovered_goes_on(train, tmp_path, monkeypatch):

@@ -222,7 +222,7 @@ def check_phases(phases: Sequence[Phase]) -> None:
                 problem = "is 'never', but the next phase starts from a checkpoint of this one"
                 raise ConfigError("checkpoint.interval_steps", problem, "use 'auto' or a number")
             if not phase.is_finished:  # its data may be deleted afterwards
-                open_data(config, phase.data, rank=0)
+                open_data(config, phase.data, checks_files=True)
             if phase.paths.has_checkpoint:
                 _check_unchanged(phase)
             else:

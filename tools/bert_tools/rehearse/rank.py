@@ -121,7 +121,7 @@ def plan_steps(config: RunConfig, data_dir: Path | None, info: RankInfo) -> Step
     if data_dir is None:
         planner = planner_of_run(config)
     else:
-        data = open_data(config, data_dir, info.rank - info.local_rank)  # checks all files
+        data = open_data(config, data_dir, checks_files=True)
         seed = _SEED if config.run.seed == "random" else config.run.seed
         planner = make_planner(config, data.train, seed)
     is_captured = config.run.step_mode == "captured"

@@ -89,7 +89,22 @@ def _median_of(key: str) -> Callable[[Run], Number | None]:
 
 
 def _mean_of(key: str) -> Callable[[Run], Number | None]:
-    return lambda run: fmean(run.known(key)) if run.known(key) else None
+    """Return a function that averages a value over the steps of a run.
+
+    The last interval before an evaluation or the end may have fewer steps than the others.
+    """
+
+    def mean(run: Run) -> Number | None:
+        before = 0
+        values, steps = [], []
+        for record in run.records:
+            if record.get(key) is not None:
+                values.append(record[key])
+                steps.append(record["step"] - before)
+            before = record["step"]
+        return fmean(values, steps) if any(steps) else None
+
+    return mean
 
 
 def _skipped(run: Run) -> int | None:

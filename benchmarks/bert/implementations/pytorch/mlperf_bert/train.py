@@ -116,7 +116,9 @@ def train(  # noqa: C901 (the steps of one run, in their order)
         use_capturable_stream(device)
 
     # Open the data. Before the clock starts, only sidecars, manifests and indexes may be read.
-    data = on_every_rank(info, lambda: open_data(config, data_dir, info.rank))
+    data = on_every_rank(
+        info, lambda: open_data(config, data_dir, checks_files=info.local_rank == 0)
+    )
     # These entries are the same in all checkpoints of this run, except step and accuracy.
     identity = CheckpointState(
         step=0,
@@ -275,6 +277,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
         saving.start()
 
         number, samples = start.step, start.samples
+        evaluator.on_batch = lambda done, total: at("evaluation", samples)
         latest: Evaluated | None = None
         stopped_by: str | None = None
         diverged = False
@@ -303,13 +306,15 @@ def train(  # noqa: C901 (the steps of one run, in their order)
                     log.eval_stop(samples)
                     evaluated = Evaluated(samples, accuracy, time.perf_counter() - began)
                     metrics.exclude(evaluated.seconds)
+                    stop.exclude(evaluated.seconds)
                     latest = evaluated
                     reporter.line(
                         f"evaluation at {samples:,} samples: {evaluator.in_words(accuracy)} "
                         f"({evaluated.seconds:.1f} s)"
                     )
 
-                if is_last or stopped_by or evaluated or metrics.interval_is_full:
+                is_due = saving.is_due(number, stop.step_s)
+                if is_last or stopped_by or evaluated or is_due or metrics.interval_is_full:
                     _wait_for_contents(contents, info, data_dir, saving)
                     record = metrics.record(
                         samples, _accuracy_of(evaluated), slowest_rank.compare()
@@ -318,18 +323,10 @@ def train(  # noqa: C901 (the steps of one run, in their order)
                     reporter.progress(record, _accuracy_of(latest))
                     if evaluated:
                         log.tracked_stats(samples, metrics.throughput_since_evaluation())
-                    # Only skipped steps at the end count. After earlier ones the run has recovered.
-                    skipped = metrics.skipped_in_a_row()
-                    diverged = skipped >= MAX_SKIPPED_IN_A_ROW
-                    if diverged:
-                        reporter.line(
-                            f"stopped at step {number}, because the last {skipped} steps had a "
-                            "non-finite gradient and were skipped; lower optim.learning_rate, or "
-                            "raise schedule.warmup_steps"
-                        )
+                    diverged = _has_diverged(metrics, number, reporter)
                 if is_last or stopped_by or diverged or _reached(config, latest):
                     break
-                saving.after_step(number, samples, evaluated, stop.step_s)
+                saving.after_step(number, samples, evaluated, is_due=is_due)
                 at("batch", number + 1)
 
             finish_queued_work(device)
@@ -481,6 +478,21 @@ def _wait_for_contents(
         raise error
     saving.identity = replace(saving.identity, blocks_sha256=found)
     saving.metrics.exclude(time.perf_counter() - began)
+
+
+def _has_diverged(metrics: Metrics, step: int, reporter: Reporter) -> bool:
+    """Return whether the last steps were all skipped, and print what to change if so.
+
+    Only skipped steps at the end count, because the run has recovered from earlier ones.
+    """
+    skipped = metrics.skipped_in_a_row()
+    if skipped < MAX_SKIPPED_IN_A_ROW:
+        return False
+    reporter.line(
+        f"stopped at step {step}, because the last {skipped} steps had a non-finite gradient and "
+        "were skipped; lower optim.learning_rate, or raise schedule.warmup_steps"
+    )
+    return True
 
 
 def _accuracy_of(evaluated: Evaluated | None) -> float | None:

@@ -25,10 +25,9 @@ AUTO_INTERVAL_S = 600.0
 class Saving:
     """A context manager that saves checkpoints when they are due.
 
-    All ranks call its methods at the same steps. A checkpoint is due at the end of the first
-    metrics interval that ends `checkpoint.interval_steps` or more steps after the previous
-    checkpoint. Checkpoints are saved only at the end of an interval so that a resumed run writes
-    the same metrics records as an uninterrupted one.
+    All ranks call its methods at the same steps. A checkpoint is due `checkpoint.interval_steps`
+    after the previous one. The metrics interval must end there too, so that a resumed run writes
+    the same records as an uninterrupted one.
     """
 
     config: RunConfig
@@ -40,7 +39,6 @@ class Saving:
     write_outcome: Callable[[RunOutcome], None]  # called by every rank
 
     def __post_init__(self) -> None:
-        self._started = time.perf_counter()
         self._last_saved = self.start_of_run.step
 
     def prepare(self) -> None:
@@ -52,10 +50,7 @@ class Saving:
         """Start the clock and the counters. A resumed run starts from its checkpoint's values."""
         self._started = time.perf_counter()
         state = self.start_of_run.state
-        if state is None:
-            self.metrics.start()
-        else:
-            self.metrics.start(state.skipped_in_a_row)
+        self.metrics.start(0 if state is None else state.skipped_in_a_row)
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +60,7 @@ class Saving:
         if kind is not None:
             self.writer.leave()
 
-    def _is_due(self, step: int, step_s: float | None) -> bool:
+    def is_due(self, step: int, step_s: float | None) -> bool:
         """Return True if a checkpoint is due after `step`.
 
         `step_s` is the duration of a step in seconds, equal on all ranks, or None if it is not
@@ -80,17 +75,17 @@ class Saving:
             interval = math.ceil(AUTO_INTERVAL_S / max(step_s, 1e-9))
         else:
             interval = steps
-        return self.metrics.interval_is_full and step - self._last_saved >= interval
+        return step - self._last_saved >= interval
 
     def after_step(
-        self, step: int, samples: int, evaluated: Evaluated | None, step_s: float | None
+        self, step: int, samples: int, evaluated: Evaluated | None, *, is_due: bool
     ) -> None:
-        """Start to save a checkpoint if one is due after `step`.
+        """Report what the writer has done, and start to save a checkpoint if one is due.
 
         `evaluated` is the result of an evaluation that has just finished, or None.
         """
         self._report()
-        if not self._is_due(step, step_s):
+        if not is_due:
             return
         if not self.writer.begin(self._state(step, samples, _accuracy_of(evaluated, samples))):
             self.reporter.line(
@@ -113,12 +108,13 @@ class Saving:
         and can be resumed from its last complete checkpoint.
         """
         is_over = status == "success" or stopped_by is None
+        seconds = self._seconds()  # without the time to write the last checkpoint
         self._save_end(step, samples, evaluated, status if is_over else None)
         outcome = RunOutcome(
             status=status,
             steps=step,
             samples=samples,
-            seconds=self._seconds(),
+            seconds=seconds,
             mlm_accuracy=None if evaluated is None else evaluated.accuracy.mlm_accuracy,
             stopped_by=None if is_over else stopped_by,
         )

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         from mlperf_bert.data.set_checks import open_data
 
         check_first_weights(config, args.data)
-        open_data(config, args.data, rank=0)
+        open_data(config, args.data, checks_files=True)
     elif args.question == "get":
         print(*(config_value(config, key) for key in args.keys), sep="\n")
     else:

@@ -46,6 +46,7 @@ _CLOSED = {
     "model.architecture": "bert",
     "model.objective": "mlm_nsp",
     "optim.name": "lamb",
+    "schedule.end_learning_rate": 0.0,
     "clip.max_norm": 1.0,
     "eval.interval_samples": "mlperf",
 }

@@ -187,8 +187,11 @@ class RunData:
     target_in_words: str
 
 
-def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
+def open_data(config: RunConfig, data_dir: Path, *, checks_files: bool) -> RunData:
     """Open the prepared sets train and eval in `data_dir`, and check them without reading samples.
+
+    With `checks_files`, all files except the shards' bytes are checked too. One rank of each node
+    should do that.
 
     Raises ConfigError or DataError if the sets do not match the config or each other.
     """
@@ -206,7 +209,7 @@ def open_data(config: RunConfig, data_dir: Path, rank: int) -> RunData:
         held_out_reader=SampleReader(data_dir / "eval", held_out.manifest),
         target_in_words=_check_target(config, held_out),
     )
-    if rank % config.parallel.ranks_per_node == 0:
+    if checks_files:
         _check_for_node(data)
     return data
 

@@ -77,6 +77,12 @@ class StopRequest(CaughtSignals):
         self._next_check = step + max(1, min(MOST_STEPS, int(CHECK_S / max(step_s, 1e-9))))
         return _name(int(signal_number))
 
+    def exclude(self, seconds: float) -> None:
+        """Exclude `seconds` spent on other work, such as an evaluation, from the time of a step."""
+        if self._checked_at is not None:
+            step, then = self._checked_at
+            self._checked_at = (step, then + seconds)
+
     def _measure(self, step: int, checked_at: tuple[int, float]) -> None:
         """Update the measured seconds per step of a single rank, about once per CHECK_S seconds."""
         (before, then), now = checked_at, self._clock()

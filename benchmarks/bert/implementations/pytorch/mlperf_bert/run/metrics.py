@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.data.balance import StepPlan
 from mlperf_bert.data.loader import StepBatch
 from mlperf_bert.distributed.clipping import ClipOutcome
 from mlperf_bert.distributed.launch import RankInfo
@@ -83,9 +82,10 @@ class Metrics:
 
     def _start_interval(self) -> None:
         self._started = time.perf_counter()
-        self._plans: list[StepPlan] = []
-        self._data_wait_ms, self._eager_steps = 0.0, 0
-        self._capacity = np.zeros(2, np.int64)  # tokens and masked positions, including padding
+        self._steps, self._samples, self._eager_steps = 0, 0, 0
+        self._imbalance, self._data_wait_ms = 0.0, 0.0  # sums over the steps
+        # Tokens and masked positions of all ranks, without and with the padding.
+        self._used, self._capacity = np.zeros(2, np.int64), np.zeros(2, np.int64)
         # Loss of all steps, loss of unskipped steps, clipped fraction, skipped steps.
         self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
 
@@ -103,18 +103,22 @@ class Metrics:
 
     def add(self, batch: StepBatch, result: StepResult) -> None:
         """Count a finished step, without reading from the device."""
-        self._plans.append(batch.plan)
-        self._last_step = batch.plan.step
+        plan = batch.plan
+        self._last_step = plan.step
+        self._steps += 1
+        self._samples += plan.sample_ids.size
+        self._imbalance += plan.imbalance_tokens
         self._data_wait_ms += batch.data_wait_ms
         is_captured = self._config.run.step_mode == "captured"
         shape = batch.micro_batches[0].shape  # the same for all micro-batches of the step
         self._eager_steps += is_captured and shape is None
-        tokens, masked = batch.plan.num_tokens, batch.plan.num_masked
+        used = np.array([plan.num_tokens.sum(), plan.num_masked.sum()])
+        self._used += used
         if shape is None:
-            self._capacity += tokens.sum(), masked.sum()
+            self._capacity += used
         else:
-            self._capacity += tokens.size * shape.tokens, tokens.size * shape.masked
-        self._samples_since_evaluation += batch.plan.sample_ids.size
+            self._capacity += plan.num_tokens.size * np.array([shape.tokens, shape.masked])
+        self._samples_since_evaluation += plan.sample_ids.size
         loss, skip = result.loss.double(), result.clip.skip.double()
         loss_of_updates = torch.where(skip > 0, 0.0, loss)  # The loss may be NaN.
         clipped = result.clip.clipped_fraction.double()
@@ -144,19 +148,20 @@ class Metrics:
         """
         means = self._mean_over_ranks().tolist()  # host sync, once per interval
         loss, loss_of_updates, clipped, skipped = means
-        plans, count = self._plans, len(self._plans)
+        count, waste = self._steps, self._capacity / self._used - 1
         updates = count - int(skipped)
         seconds = time.perf_counter() - self._started
         record = {
-            "step": plans[-1].step,
+            "step": self._last_step,
             "samples": samples,
             "loss": loss_of_updates / updates if updates else loss / count,
             "mlm_accuracy": mlm_accuracy,
             "learning_rate": self._last.learning_rate.item(),  # host sync, once per interval
-            "samples_per_s": sum(plan.sample_ids.size for plan in plans) / seconds,
-            "tokens_per_s": sum(int(plan.num_tokens.sum()) for plan in plans) / seconds,
-            "imbalance_tokens": sum(plan.imbalance_tokens for plan in plans) / count,
-            **self._capacity_waste(),
+            "samples_per_s": self._samples / seconds,
+            "tokens_per_s": int(self._used[0]) / seconds,
+            "imbalance_tokens": self._imbalance / count,
+            "capacity_waste": float(waste[0]),
+            "capacity_waste_masked": float(waste[1]),
             "skipped_steps": int(skipped),
             "eager_steps": self._eager_steps,
             "clipped_fraction": clipped / count,
@@ -169,14 +174,6 @@ class Metrics:
         }
         self._start_interval()
         return record
-
-    def _capacity_waste(self) -> dict[str, float]:
-        tokens = sum(int(plan.num_tokens.sum()) for plan in self._plans)
-        masked = sum(int(plan.num_masked.sum()) for plan in self._plans)
-        return {
-            "capacity_waste": float(self._capacity[0] / tokens - 1),
-            "capacity_waste_masked": float(self._capacity[1] / masked - 1),
-        }
 
     def _mean_over_ranks(self) -> Tensor:
         means = self._sums
