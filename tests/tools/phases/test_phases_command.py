@@ -347,15 +347,23 @@ def test_what_a_phase_may_change(place, tmp_path, monkeypatch):
     check_phases(read_recipe(recipe, [], None, tmp_path / "run"))
 
 
-@pytest.mark.parametrize(("skipped", "is_said"), [(0, True), (480, False)])
-def test_a_phase_that_repeats_the_samples_of_the_one_before_is_named(
-    tmp_path, capsys, skipped, is_said
+@pytest.mark.parametrize(
+    ("batch", "own", "is_said"),
+    [
+        (8, "", True),
+        (4, "", True),  # because the order of "uniform" does not depend on the batch
+        (4, 'sampler = "quantile"', False),
+        (8, "skip_samples = 480", False),
+    ],
+)
+def test_a_phase_that_repeats_the_samples_of_an_earlier_one_is_named(
+    tmp_path, capsys, batch, own, is_said
 ):
-    again = RECIPE.replace('data_dir = "long"', 'data_dir = "short"')
-    again += f"[phase.parallel]\nlocal_batch_size = 8\n[phase.data]\nskip_samples = {skipped}\n"
+    again = RECIPE.replace('data_dir = "long"', 'data_dir = "./short/"')
+    again += f"[phase.parallel]\nlocal_batch_size = {batch}\n[phase.data]\n{own}\n"
     (tmp_path / "again.toml").write_text(again)
     check_phases(read_recipe(tmp_path / "again.toml", [], None, tmp_path / "run"))
-    said = "warning: phase 'long' draws the same samples and masks as phase 'short'; set data.skip_"
+    said = "warning: phase 'long' draws the same samples as phase 'short'; set data.skip_"
     assert (said in "".join(capsys.readouterr())) == is_said
 
 

@@ -134,9 +134,9 @@ def test_what_does_not_fit_names_field_and_remedy(tiny_config, accepted, more, w
     ("refused", "field", "instead"),
     [
         (
-            "run.warm_up_steps=0 clip.policy=bucket_before_allreduce parallel.ranks_per_node=2",
+            "run.warm_up_steps=0 parallel.ranks_per_node=2",
             "run.warm_up_steps",
-            "run.warm_up_steps=1 parallel.data_parallel=flat clip.policy=none",
+            "run.warm_up_steps=1 parallel.data_parallel=flat parallel.ranks_per_node=1",
         ),
         (
             f"{CAPTURED} clip.policy=bucket_before_allreduce parallel.allreduce_dtype=bf16",

@@ -211,7 +211,7 @@ def check_phases(phases: Sequence[Phase]) -> None:
     if further.exists:
         problem = f"exists, but the recipe has only {len(phases)} phases"
         raise ConfigError(str(further.run), problem, f"undo this change, or use {ANEW}")
-    for before, phase in zip((None, *phases), phases, strict=False):
+    for index, phase in enumerate(phases):
         config = phase.config
         with _in_phase(phase.name):
             if config.parallel.nodes > 1 or config.data.loader == "mpi_readers":
@@ -226,11 +226,11 @@ def check_phases(phases: Sequence[Phase]) -> None:
             if phase.paths.has_checkpoint:
                 _check_unchanged(phase)
             else:
-                _check_start(phase, before)
+                _check_start(phase, phases[:index])
 
 
-def _check_start(phase: Phase, before: Phase | None) -> None:
-    """Raise an error if a phase cannot start after the phase `before`."""
+def _check_start(phase: Phase, earlier: Sequence[Phase]) -> None:
+    """Raise an error if a phase cannot start after the last one of the phases before it."""
     from mlperf_bert.checkpoint.first_weights import (
         check_first_weights,
         check_model_settings,
@@ -240,6 +240,7 @@ def _check_start(phase: Phase, before: Phase | None) -> None:
     from mlperf_bert.data.index import Manifest, sets_sha256
 
     config, data = phase.config, phase.data
+    before = earlier[-1] if earlier else None
     if before is None or before.is_finished:
         if before is not None:
             first, seed = str(before.paths.checkpoints), _seed_in(phase.paths.root)
@@ -255,10 +256,23 @@ def _check_start(phase: Phase, before: Phase | None) -> None:
     if len(vocabularies) > 1:
         problem = f"{data} was prepared with another vocabulary than {before.data} of {run}"
         raise ConfigError("--data", problem, "prepare the data of all phases with one vocabulary")
-    orders = {(each.data.sampler, each.parallel.global_batch_size) for each in (config, theirs)}
-    if len(orders) == 1 and data == before.data and not config.data.skip_samples:
-        remedy = "set data.skip_samples to the number of samples trained before"
-        say(f"warning: phase {phase.name!r} draws the same samples and masks as {run}; {remedy}")
+    for other in earlier if config.data.skip_samples == 0 else ():
+        if not other.is_finished and _draws(other) == _draws(phase):
+            remedy = "set data.skip_samples to the number of samples trained before"
+            say(
+                f"warning: phase {phase.name!r} draws the same samples as phase {other.name!r}; "
+                f"{remedy}"
+            )
+
+
+def _draws(phase: Phase) -> tuple[object, ...]:
+    """Return what determines the order of a phase's samples, except the seed."""
+    from mlperf_bert.data.index import sets_sha256
+    from mlperf_bert.data.sampler import num_quantiles
+
+    sampler, batch = phase.config.data.sampler, phase.config.parallel.global_batch_size
+    parts = {"uniform": 1, "quantile": num_quantiles(batch)}.get(sampler, batch)
+    return sets_sha256(phase.data / "train", phase.data / "eval"), sampler, parts
 
 
 def _check_unchanged(phase: Phase) -> None:

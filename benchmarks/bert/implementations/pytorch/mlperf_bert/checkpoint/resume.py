@@ -221,6 +221,7 @@ def _from_elsewhere(directory: Path, config: RunConfig, new_run_by: str | None) 
     """Return the start of a new run at the checkpoint of another run."""
     path = resolve(directory)
     state = verify(path)
+    check_seed(state.seed, config)
     remarks = [f"{_in_words(path, state)}, with its seed {state.seed}", *_other_code(path)]
     remarks += allowed_differences(path, state, config, new_run_by)
     return Start(

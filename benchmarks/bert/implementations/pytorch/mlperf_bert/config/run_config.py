@@ -208,19 +208,19 @@ def _check_apex(config: RunConfig) -> None:
 
 
 def _check_first_buckets(config: RunConfig) -> None:
-    """Raise ConfigError if the first step would clip gradients by other buckets than later steps.
+    """Raise ConfigError if the first step would have other gradient buckets than later steps.
 
     DistributedDataParallel rebuilds its buckets after its first step, so that step must be a
-    warm-up step. Otherwise a resumed run would again clip its first step by the initial buckets,
-    and its results would differ from those of an uninterrupted run.
+    warm-up step. Otherwise a resumed run would again have the initial buckets in its first step.
+    Buckets decide which gradients are clipped together, and in which order the ranks' gradients are
+    added, so the results would differ from those of an uninterrupted run.
     """
     parallel = config.parallel
-    by_bucket = config.clip.policy == "bucket_before_allreduce"
     by_torch = parallel.data_parallel == "ddp" and parallel.world_size > 1
-    if by_bucket and by_torch and config.run.warm_up_steps == 0:
+    if by_torch and config.run.warm_up_steps == 0:
         problem = (
-            "0 does not work with clip.policy 'bucket_before_allreduce' and parallel.data_parallel "
-            "'ddp', because the first step then has other buckets than later steps"
+            "0 does not work with parallel.data_parallel 'ddp' on several ranks, because the first "
+            "step then has other buckets than later steps"
         )
         remedy = "use at least 1, or set parallel.data_parallel to 'flat'"
         raise ConfigError("run.warm_up_steps", problem, remedy)

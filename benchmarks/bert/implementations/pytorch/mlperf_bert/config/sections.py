@@ -440,7 +440,7 @@ class OptimSection(_Section):
     loss_normalization: Annotated[
         LossNormalization,
         "'global' gives every masked token of the batch the same weight. 'per_rank' averages the "
-        "ranks' mean losses.",
+        "mean losses of all ranks' micro-batches.",
     ] = "global"
 
 
