@@ -77,7 +77,7 @@ def contents(out):
 def encode_lines(file, lines):
     """Token ids of each line, as `prepare` has them of a tokenizer's file."""
     encoder = FileEncoder(file)
-    return [np.frombuffer(encoder.encode(line), encoder.dtype) for line in lines]
+    return [np.frombuffer(encoder.encode([line])[0], encoder.dtype) for line in lines]
 
 
 def save_byte_level(path, lines, special=("<s>", "<pad>", "</s>", "<mask>")):

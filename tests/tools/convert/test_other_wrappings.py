@@ -92,7 +92,7 @@ def test_added_tokens_are_kept_with_their_rows(tmp_path, words, where):
     )
     found = load_vocabulary(tmp_path / "o" / "vocab.txt")
     assert (found.ids["[ENT]"], found.ids["sarscov"], len(found)) == (SIZE, SIZE + 1, SIZE + 2)
-    assert Tokenizer(found).encode("Sarscov") == bytes([SIZE + 1, 0])
+    assert Tokenizer(found).encode(["Sarscov"]) == [bytes([SIZE + 1, 0])]
     rows = tensors_of(tmp_path / "o")[WORDS]
     assert torch.equal(rows[: SIZE + 2], tensors_of(folder)[WORDS])
 

@@ -148,6 +148,9 @@ def test_added_documents_and_copies_move_none_across(wanted, whole, tmp_path, te
     assert len(set(held_out)) == len(held_out)  # a copy is not evaluated again
     record = json.loads((after / "corpus.json").read_text())
     assert record["documents"]["held out but not needed"] > 0
+    written_again = documents_in(after, "once-train")
+    assert written_again and len(set(written_again)) == len(written_again)
+    assert record["documents"]["sections left out of train as copies"] > 0
 
 
 @pytest.mark.parametrize("copy", [shutil.copy, os.symlink])
@@ -162,10 +165,10 @@ def test_a_copied_file_is_trained_on_once(wanted, whole, tmp_path, copy):
         json.loads((each / "corpus.json").read_text())["documents"] for each in (out, whole)
     )
     assert counts == {
-        "train": once["train"],
+        "train": 2 * once["train"],
         "eval": once["eval"],
         "held out but not needed": once["eval"],
-        "left out as copies": once["train"],
+        "sections left out of train as copies": once["train"],
     }
 
 

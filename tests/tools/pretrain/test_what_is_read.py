@@ -185,9 +185,9 @@ def test_what_is_not_read_is_said(capsys, tmp_path):
 
 BOOK = " ".join(TEXTS)
 FAULTS = {  # text, options, what is said, and what would help
-    "a book in one line": (BOOK, (), "has 1 document of ", "by an empty line"),
-    "a book in lines": (BOOK.replace(". ", ".\n"), (), "has 1 document of ", "by an empty line"),
-    "a long book": (BOOK.replace(". ", ".\n") * 8, (), "has 1 document of ", "by an empty line"),
+    "a book in one line": (BOOK, (), "has 1 document of ", "by empty lines"),
+    "a book in lines": (BOOK.replace(". ", ".\n"), (), "has 1 document of ", "by empty lines"),
+    "a long book": (BOOK.replace(". ", ".\n") * 8, (), "has 1 document of ", "by empty lines"),
     "documents of one sentence": (
         "\n\n".join(text.partition(". ")[0] + "." for text in TEXTS),
         (),

@@ -138,8 +138,40 @@ def test_sentences_are_joined_as_their_script_joins_them(tmp_path, before, joint
     path = saved(tmp_path / "tokenizer.json", byte_level())
     encoder = make_encoder(load_any_vocabulary(path))
     documents = tokenize_documents(f"{before}\n{before}", encoder)
-    whole = encoder.encode(before) + encoder.encode(joint + before)
-    assert documents.tokens.tobytes() == whole
+    assert documents.tokens.tobytes() == encoder.encode([before + joint + before])[0]
+
+
+BEFORE_A_TEXT = {
+    "byte level": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
+    "metaspace": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"},
+}
+
+
+@pytest.mark.parametrize("kind", BEFORE_A_TEXT)
+def test_a_space_before_a_text_is_none_before_a_sentence(tmp_path, kind):
+    """Documents are split as the library splits them whole, whatever it puts before a text."""
+
+    def change(values):
+        values["pre_tokenizer"] = BEFORE_A_TEXT[kind]
+
+    made = byte_level() if kind == "byte level" else unigram()
+    path = saved(tmp_path / "tokenizer.json", made, change)
+    sentences = ["\u6587\u5b57\u3002", "\u6587\u5b57\u3002", "was it.", "model", "was it"]
+    encoder = make_encoder(load_any_vocabulary(path))
+    documents = tokenize_documents("\n".join(sentences), encoder)
+    library = Tokenizer.from_file(str(path))
+    text = "\u6587\u5b57\u3002\u6587\u5b57\u3002was it. model was it"
+    assert documents.tokens.tolist() == library.encode(text, add_special_tokens=False).ids
+    last = documents.tokens[documents.sentence_offsets[-2] :]
+    assert last.tolist() == library.encode("was it", add_special_tokens=False).ids
+
+
+def test_a_special_token_without_a_role_is_a_word_of_the_text(tmp_path):
+    made = byte_level()
+    made.add_special_tokens(["<url>"])
+    encoder = make_encoder(load_any_vocabulary(saved(tmp_path / "tokenizer.json", made)))
+    (ids,) = encoder.encode(["was it <url>"])
+    assert np.frombuffer(ids, encoder.dtype)[-1] == made.token_to_id("<url>")
 
 
 def test_a_set_of_it_keeps_it_and_passes_verification(tmp_path):

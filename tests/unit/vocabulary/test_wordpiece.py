@@ -27,7 +27,7 @@ def vocabulary_of(*tokens):
 
 
 def encoded(tokenizer, line):
-    return np.frombuffer(tokenizer.encode(line), dtype=tokenizer.dtype).tolist()
+    return np.frombuffer(tokenizer.encode([line])[0], dtype=tokenizer.dtype).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def tokens_of(text: str, vocabulary: AnyVocabulary, most: int) -> list[int]:
     encoder = make_encoder(vocabulary)
 
     def encode(part: str) -> list[int]:
-        ids: list[int] = np.frombuffer(encoder.encode(part), dtype=encoder.dtype).tolist()
+        ids: list[int] = np.frombuffer(encoder.encode([part])[0], dtype=encoder.dtype).tolist()
         return ids
 
     # In vocabularies where a space belongs to the next word, the space before a mask belongs to

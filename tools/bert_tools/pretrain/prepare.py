@@ -10,13 +10,13 @@ the sets, so that two corpora are never mixed. The last step completes this reco
 A document is held out if the digest of its text (or of its first section, if the document is cut)
 is low enough. Therefore adding documents does not move other documents between the two sets, and
 all copies of a document are in the same set. The held-out set keeps only some of the held-out
-documents, and each distinct text only once.
+documents. Both sets have each distinct text (or section of a document that is cut) only once.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,15 @@ from bert_tools.pretrain.files import (
     text_bytes,
     unread_in_words,
     with_encodings,
+)
+from bert_tools.pretrain.parts import (
+    MAX_PART_BYTES,
+    MIN_DOCUMENTS,
+    Part,
+    PartWriter,
+    num_documents,
+    training_texts,
+    without_copies,
 )
 from bert_tools.pretrain.vocabulary import check_vocab_size, corpus_vocabulary
 from mlperf_bert.data.index import ShardSettings
@@ -63,13 +72,10 @@ CLEANING_VERSION = 5  # version of the rules that turn text into parts
 _REMEDY = "use a new directory, or delete the old one"
 _CONVERT = "convert them to UTF-8, for example with iconv -f WINDOWS-1252 -t UTF-8"
 MIN_FILES = 32  # with fewer plain files, each paragraph is a document
-MIN_DOCUMENTS = 2  # sections of each set, because the reference pairs one with another
 MIN_DIFFERENT = 2 * MIN_DOCUMENTS  # of both sets together, because copies stay on one side
 MANY_OF_ONE_SENTENCE = 0.9  # fraction of the documents that gives a warning if pairs are learned
 MAX_LEFT_OUT = 0.05  # fraction of the characters that may be left out without a warning
 
-# Making examples from a part of 16 MiB (512 tokens, ten passes) needs less than 1 GB of memory.
-MAX_PART_BYTES = 16 * 2**20
 MIN_PART_BYTES = 2**18
 WANTED_PARTS = 8  # parts of a small corpus, so that as many workers have work
 
@@ -129,18 +135,19 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
         parts_dir, cleaned = clean_all(fitting)
     characters = _show_left_out(cleaned)
 
-    trained_on = list({part.sha256: part for part in cleaned.train}.values())  # without copies
+    trained_on = without_copies(cleaned.train, parts_dir)
     held_out, num_held_out = choose_held_out(cleaned, fitting, parts_dir)
     documents = {
-        "train": num_documents(trained_on),
+        "train": num_documents(cleaned.train),
         "eval": num_held_out,
         "held out but not needed": num_documents(cleaned.held_out) - num_held_out,
-        "left out as copies": num_documents(cleaned.train) - num_documents(trained_on),
+        "sections left out of train as copies": sum(part.sections for part in cleaned.train)
+        - sum(part.sections for part in trained_on),
     }
     _check_documents(wanted, cleaned, min(sum(part.sections for part in trained_on), len(held_out)))
     eval_path = text_dir / "eval.txt"
     write_file(eval_path, "\n".join(held_out).encode())
-    texts = {"train": _training_texts(trained_on, parts_dir), "eval": [eval_path]}
+    texts = {"train": training_texts(trained_on, parts_dir), "eval": [eval_path]}
 
     record: dict[str, object] = {"settings": settings}
     write_file(out_dir / "corpus.json", write_json(record))
@@ -270,16 +277,6 @@ def _is_ready(out_dir: Path, settings: dict[str, str]) -> bool:
 # Clean --------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
-    """A file of cleaned text. `documents` counts the documents that begin in it."""
-
-    file: str
-    documents: int
-    sections: int
-    num_bytes: int
-    sha256: str
-
-
 class Cleaned(NamedTuple):
     """The result of cleaning, for one job or for several jobs together.
 
@@ -380,8 +377,8 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
             for side in ("train", "held_out"):
                 values[side] = [Part(*each) for each in values[side]]
             return Cleaned(**values)
-    train = _PartWriter(parts_dir / f"train-{number:05d}")
-    held_out = _PartWriter(parts_dir / f"held_out-{number:05d}")
+    train = PartWriter(parts_dir / f"train-{number:05d}")
+    held_out = PartWriter(parts_dir / f"held_out-{number:05d}")
     to, opens, num_chars, one_sentence = train, True, 0, 0
     left_out: Counter[str] = Counter()
     documents: list[list[int]] = []  # digest, sections and bytes of each document
@@ -409,57 +406,6 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
     made = Cleaned(*parts, num_chars, left_out, lowest, different, one_sentence)
     write_file(record, json.dumps(made._asdict()).encode())
     return made
-
-
-class _PartWriter:
-    """A writer of sections to files of about MAX_PART_BYTES bytes, with the name prefix `stem`."""
-
-    def __init__(self, stem: Path) -> None:
-        self._stem = stem
-        self._parts: list[Part] = []
-        self._sections: list[bytes] = []
-        self._documents = self._num_bytes = 0
-
-    def add(self, section: str, *, opens: bool) -> None:
-        """Add a section, which is given as lines of one sentence each."""
-        if self._num_bytes > MAX_PART_BYTES:
-            self.finish()
-        self._sections.append(section.encode())
-        self._documents += opens
-        self._num_bytes += len(self._sections[-1]) + 1
-
-    def finish(self) -> list[Part]:
-        """Write the remaining sections and return all parts that were written."""
-        if self._sections:
-            path = self._stem.with_name(f"{self._stem.name}-{len(self._parts):03d}.txt")
-            contents = b"\n".join(self._sections)
-            write_file(path, contents)
-            counts = self._documents, len(self._sections), len(contents)
-            self._parts.append(Part(path.name, *counts, hashlib.sha256(contents).hexdigest()))
-            self._sections, self._documents, self._num_bytes = [], 0, 0
-        return self._parts
-
-
-def num_documents(parts: Iterable[Part]) -> int:
-    """Return the number of documents that begin in the given parts."""
-    return sum(part.documents for part in parts)
-
-
-def _training_texts(parts: Sequence[Part], parts_dir: Path) -> list[Path]:
-    """Return the files of the training text.
-
-    Parts with too few sections are joined into one more file.
-    """
-    large = [part for part in parts if part.sections >= MIN_DOCUMENTS]
-    small = [part for part in parts if part.sections < MIN_DOCUMENTS]
-    if small and len(small) < MIN_DOCUMENTS and large:
-        small.append(large.pop())
-    paths = [parts_dir / part.file for part in large]
-    if small:
-        path = parts_dir / "train-others.txt"
-        write_file(path, b"\n".join((parts_dir / part.file).read_bytes() for part in small))
-        paths.append(path)
-    return paths
 
 
 def _vocabulary(wanted: CorpusRequest, out_dir: Path, train: Sequence[Path], workers: int) -> Path:
@@ -499,7 +445,7 @@ def _check_documents(wanted: CorpusRequest, cleaned: Cleaned, of_smaller_set: in
     if number < MIN_DIFFERENT or of_smaller_set < MIN_DOCUMENTS:
         needed = MIN_DIFFERENT if number < MIN_DIFFERENT else "more"
         problem += f" of {cleaned.num_chars:,} characters, but {needed} are needed"
-        remedy = "pass more documents, or separate documents of plain text by an empty line"
+        remedy = "pass more documents, or separate those in a file of plain text by empty lines"
         raise DataError(str(wanted.source), problem, f"{remedy} (--documents empty-line)")
     if wanted.settings.segments == "single":
         return
@@ -508,7 +454,10 @@ def _check_documents(wanted: CorpusRequest, cleaned: Cleaned, of_smaller_set: in
         f"{cleaned.one_sentence:,} of {number:,} documents have a single sentence, so they have no "
         "next sentence to predict"
     )
-    remedy = "use --segments single, which predicts only masked words, or pass longer documents"
+    remedy = (
+        "pass longer documents, or predict only masked words (prepare: --segments single, "
+        "pretrain: --set model.objective=mlm)"
+    )
     if share == 1:
         raise DataError(str(wanted.source), problem, remedy)
     if share > MANY_OF_ONE_SENTENCE:
@@ -541,8 +490,8 @@ def fitting_share(cleaned: Cleaned, share: float) -> float:
 
     def held_out() -> tuple[int, int]:
         """Return the number of sections and of bytes that the current share holds out."""
-        low = [each for each in cleaned.lowest if each[0] < share * 2**64]
-        return sum(count for _, count, _ in low), sum(size for _, _, size in low)
+        low = {each[0]: each for each in cleaned.lowest if each[0] < share * 2**64}  # no copies
+        return sum(count for _, count, _ in low.values()), sum(size for _, _, size in low.values())
 
     while held_out()[0] >= wanted and held_out()[1] > max_bytes:
         share /= SHARE_STEP

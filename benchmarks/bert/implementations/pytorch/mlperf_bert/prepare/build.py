@@ -68,7 +68,10 @@ from mlperf_bert.vocabulary.word_pieces import token_dtype
 # Every array starts at a cache line, so that the mapped int64 tables are aligned.
 ALIGNMENT_BYTES = 64
 MANY_UNKNOWN = 0.01  # A larger share of [UNK] causes a warning, and MAX_UNKNOWN_SHARE an error.
-_WANTED_VOCABULARY = "use a vocabulary for this text's language, or a larger one (--vocab-size)"
+_WANTED_VOCABULARY = (
+    "use a vocabulary for this text's language, or a larger one (prepare: --vocab-size, pretrain: "
+    "--set model.vocab_size)"
+)
 SURE = 0.25  # After this share of the bytes, the share of [UNK] is representative.
 
 

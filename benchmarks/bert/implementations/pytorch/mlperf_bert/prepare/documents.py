@@ -13,6 +13,7 @@ import hashlib
 import re
 from array import array
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ _ABBREVIATION = re.compile(
 # if a digit follows, because a digit rarely starts a sentence ("no. 5", "et al. 2019").
 _ABBREVIATION_OR_END = re.compile("etc|no|inc|ltd|co|corp|al", re.IGNORECASE)
 _CANDIDATE = re.compile(r"""([.!?]+)(["'\u2019\u201d)\]]*)\s+(?=["'\u2018\u201c(\[]*[^\W_a-z])""")
+_LONGEST_WORD = 100  # characters to look at around a full stop, more than in any abbreviation
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]+$")
 
 
@@ -53,12 +55,13 @@ def split_sentences(text: str) -> list[str]:
 
 def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
     """Return True if the sentence that begins at `start` ends at `match` of `_CANDIDATE`."""
-    following = text[match.end() :].lstrip("\"'\u2018\u201c([")[:1]
+    rest = text[match.end() : match.end() + _LONGEST_WORD]
+    following = rest.lstrip("\"'\u2018\u201c([")[:1]
     if not (following.isupper() or following.isdigit()):
         return False
     if match.group(1) != ".":
         return True
-    found = _LAST_WORD.search(text[start : match.start()])
+    found = _LAST_WORD.search(text, max(start, match.start() - _LONGEST_WORD), match.start())
     word = found.group() if found else ""
     if _ABBREVIATION_OR_END.fullmatch(word):
         return not following.isdigit()
@@ -124,24 +127,15 @@ def tokenize_documents(text: str, tokenizer: Encoder) -> Documents:
     tokens = bytearray()
     sentence_offsets = array("q", [0])  # into `tokens`, in bytes
     document_offsets = array("q", [0])
-    before = ""  # the previous sentence of the document
-    for line in lines:
-        joint = tokenizer.joint_after(before) if before and line else ""
-        tokens += tokenizer.encode(joint + line)
-        if len(tokens) > sentence_offsets[-1]:
-            sentence_offsets.append(len(tokens))
-            before = line
-        elif not line:
-            _end_document(document_offsets, len(sentence_offsets) - 1)
-            before = ""
-    _end_document(document_offsets, len(sentence_offsets) - 1)
+    for is_text, group in groupby(lines, key=bool):
+        for ids in tokenizer.encode(list(group)) if is_text else ():
+            tokens += ids
+            if ids:
+                sentence_offsets.append(len(tokens))
+        if len(sentence_offsets) - 1 > document_offsets[-1]:  # Otherwise the document is empty.
+            document_offsets.append(len(sentence_offsets) - 1)
     return Documents(
         tokens=np.frombuffer(tokens, dtype=tokenizer.dtype),
         sentence_offsets=np.array(sentence_offsets) // tokenizer.dtype.itemsize,
         document_offsets=np.array(document_offsets),
     )
-
-
-def _end_document(document_offsets: "array[int]", num_sentences: int) -> None:
-    if num_sentences > document_offsets[-1]:  # Otherwise the document is empty.
-        document_offsets.append(num_sentences)

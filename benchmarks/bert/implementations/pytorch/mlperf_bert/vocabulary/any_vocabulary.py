@@ -7,9 +7,11 @@ one line.
 """
 
 import hashlib
+import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -71,44 +73,41 @@ class TokenizerFile:
 
 
 class FileEncoder:
-    """An encoder that converts lines to token ids with a tokenizer file."""
+    """An encoder that converts text to token ids with a tokenizer file."""
 
     def __init__(self, file: TokenizerFile) -> None:
         self.dtype = token_dtype(len(file))
         self._path = file.path
         self._encode = file.tokenizer.encode
         ids = (file.pad_id, file.cls_id, file.sep_id, file.mask_id)
-        self._special = frozenset(ids)
+        self._special = sorted(set(ids))
 
-    def joint_after(self, sentence: str) -> str:
-        """Return the text to insert between this sentence of a document and the next one.
+    def encode(self, sentences: Sequence[str]) -> list[bytes]:
+        """Encode the sentences of a document, of which there is at least one, to token ids.
 
-        It is a space, because a line break counts as white space, and vocabularies that keep white
-        space have other tokens for words after a space. Chinese and Japanese text has no spaces
-        between sentences. Its last letter is wide, or its last character is a wide full stop.
-        """
-        end = sentence[-1]
-        last = next((each for each in reversed(sentence) if each.isalnum()), end)
-        if unicodedata.name(last, "").startswith("HANGUL"):
-            return " "
-        is_stop = unicodedata.category(end).startswith("P")
-        wide = [unicodedata.east_asian_width(each) in ("W", "F", "H") for each in (last, end)]
-        return "" if (wide[0] and last.isalnum()) or (wide[1] and is_stop) else " "
-
-    def encode(self, line: str) -> bytes:
-        """Encode one line to token ids. Returns the bytes of an array of `dtype`.
+        The document is split as a whole, as its text will be when the model is used. Many
+        tokenizers put a space before a text, which must not happen before each sentence. A token
+        belongs to the sentence in which its text begins. Returns the bytes of one array of `dtype`
+        for each sentence.
 
         Special tokens that are written in the text are encoded as ordinary text. If the result
         still contains a special token, because it is in the vocabulary but not among the added
         tokens, that token is dropped.
 
-        Raises DataError if the tokenizer cannot split the line, which can happen if the tokenizer
+        Raises DataError if the tokenizer cannot split the text, which can happen if the tokenizer
         file is inconsistent.
         """
-        ids = self._split(line).ids
-        if not self._special.isdisjoint(ids):
-            ids = [token for token in ids if token not in self._special]
-        return np.array(ids, dtype=self.dtype).tobytes()
+        joints = ["", *map(_joint_after, sentences[:-1])]
+        parts = [joint + sentence for joint, sentence in zip(joints, sentences, strict=True)]
+        ends = list(accumulate(map(len, parts)))
+        found = self._split("".join(parts))
+        ids = np.array(found.ids, dtype=self.dtype)
+        # Tokens that a normalizer added may have the offset 0.
+        starts = np.maximum.accumulate(np.array([start for start, _ in found.offsets], np.int64))
+        is_text = ~np.isin(ids, self._special)
+        sentence_of = np.searchsorted(ends, starts, side="right")[is_text]
+        bounds = np.searchsorted(sentence_of, np.arange(1, len(sentences)))
+        return [part.tobytes() for part in np.split(ids[is_text], bounds)]
 
     def _split(self, line: str) -> "tokenizers.Encoding":
         try:
@@ -118,6 +117,21 @@ class FileEncoder:
         except BaseException as error:
             problem = f"the tokenizer cannot split this text ({in_brief(str(error))})"
             raise DataError(str(self._path), problem, REMEDY) from None
+
+
+def _joint_after(sentence: str) -> str:
+    """Return the text to insert between this sentence of a document and the next one.
+
+    It is a space, because a line break counts as white space. Chinese and Japanese text has no
+    spaces between sentences. Its last letter is wide, or its last character is a wide full stop.
+    """
+    end = sentence[-1]
+    last = next((each for each in reversed(sentence) if each.isalnum()), end)
+    if unicodedata.name(last, "").startswith("HANGUL"):
+        return " "
+    is_stop = unicodedata.category(end).startswith("P")
+    wide = [unicodedata.east_asian_width(each) in ("W", "F", "H") for each in (last, end)]
+    return "" if (wide[0] and last.isalnum()) or (wide[1] and is_stop) else " "
 
 
 def load_tokenizer_file(path: Path) -> TokenizerFile:
@@ -143,7 +157,7 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
             "text differently each time"
         )
         raise DataError(f"{path}: model: dropout", problem, "set dropout to null in this file")
-    tokenizer = _tokenizer(path, contents)
+    tokenizer = _tokenizer(path, values)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     vocab_size = max(ids.values(), default=-1) + 1
     if not len(ROLES) < vocab_size <= _MAX_TOKENS:
@@ -162,12 +176,17 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
     )
 
 
-def _tokenizer(path: Path, contents: bytes) -> "tokenizers.Tokenizer":
+def _tokenizer(path: Path, values: dict[str, Any]) -> "tokenizers.Tokenizer":
+    """Build the tokenizer of a file, of which only the tokens with a role are special."""
     require_packages(str(path), "tokenizers", "tokenizers", otherwise="pass a vocab.txt")
     import tokenizers
 
+    roles = {name for names in ROLES.values() for name in names}
+    for token in values.get("added_tokens") or ():
+        if isinstance(token, dict) and token.get("content") not in roles:
+            token["special"] = False  # It is a word of the text, such as <url>.
     try:
-        found = tokenizers.Tokenizer.from_str(contents.decode("utf-8"))
+        found = tokenizers.Tokenizer.from_str(json.dumps(values))
     except _NOT_CAUSED_BY_FILE:
         raise
     except BaseException as error:
@@ -206,11 +225,8 @@ class Encoder(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the token ids, uint16 or uint32."""
 
-    def joint_after(self, sentence: str) -> str:
-        """Return the text to insert between this sentence of a document and the next one."""
-
-    def encode(self, line: str) -> bytes:
-        """Encode one line to token ids. Returns the bytes of an array of `dtype`."""
+    def encode(self, sentences: Sequence[str]) -> list[bytes]:
+        """Encode a document's sentences. Returns the bytes of an array of `dtype` for each."""
 
 
 def load_any_vocabulary(path: Path) -> AnyVocabulary:

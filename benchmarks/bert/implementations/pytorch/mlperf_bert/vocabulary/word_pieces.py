@@ -13,6 +13,7 @@ measurement).
 import codecs
 import hashlib
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -198,16 +199,12 @@ class Tokenizer(dict[str, bytes]):
         self._plain = PlainTokenizer(vocabulary)
         self.dtype = token_dtype(len(vocabulary))
 
-    def joint_after(self, sentence: str) -> str:
-        """Return "", because the pieces of a word do not depend on its position."""
-        return ""
+    def encode(self, sentences: Sequence[str]) -> list[bytes]:
+        """Encode sentences to word-piece ids.
 
-    def encode(self, line: str) -> bytes:
-        """Encode one line to word-piece ids.
-
-        Returns the bytes of an array of `dtype`, which is uint16 or uint32.
+        Returns the bytes of one array of `dtype`, which is uint16 or uint32, for each sentence.
         """
-        return b"".join(map(self.__getitem__, line.split(" ")))
+        return [b"".join(map(self.__getitem__, line.split(" "))) for line in sentences]
 
     def __missing__(self, word: str) -> bytes:
         ids = np.array(self._plain.encode(word), dtype=self.dtype).tobytes()
