@@ -22,6 +22,7 @@ from submissions import (
     TIMES,
     drop,
     log_of,
+    miss_target,
     write_repository,
 )
 from support import REPOSITORY, refusal
@@ -96,6 +97,19 @@ def test_the_package_holds_what_a_submission_consists_of(accepted, repository):
         assert (out / name).read_bytes() == (repository / name).read_bytes()
     assert os.access(out / "run_and_time.sh", os.X_OK)
     assert list(out.parent.iterdir()) == [out]
+
+
+def test_one_run_may_miss_its_target_and_counts_as_the_slowest(repository, tmp_path):
+    shutil.copytree(repository, tmp_path / "repository")
+    for name in DIVISIONS:
+        miss_target(log_of(tmp_path / "repository", 9, name))  # the fastest one
+    words = ("--root", tmp_path / "repository", "--out", tmp_path / "out", "--ruleset", "5.0.0")
+    status, output = call(tmp_path / "repository/results", *words)
+    assert status == 0, output
+    mean = sum(sorted(TIMES)[2:]) / 8
+    for name, division in DIVISIONS.items():
+        assert f"{name} ({division}): {mean:.3f} minutes, the olympic mean of 10 runs" in output
+    assert output.count("18.000 inf\n  accuracy 0.7234 or better") == len(DIVISIONS)
 
 
 @pytest.mark.longest

@@ -20,6 +20,7 @@ from submissions import (
     describe,
     drop,
     log_of,
+    miss_target,
     write_log,
     write_records,
     write_repository,
@@ -79,6 +80,11 @@ def drop_record(key):
     return lambda root: drop(log_of(root, 3), key)
 
 
+def miss_two(root):
+    for number in (3, 4):
+        miss_target(log_of(root, number))
+
+
 def goes_on(root):
     records = mlperf_records(log_of(root, 3))
     write_records(log_of(root, 3), [*records, records[0]])
@@ -109,6 +115,11 @@ REFUSED = {
     "aborted": (
         change_log("run_stop", metadata={"status": "aborted"}),
         r"result_3\.txt: the status of the run is 'aborted'; use",
+    ),
+    "two missed": (miss_two, r"result_3\.txt, result_4\.txt missed the target, and MLPerf accepts"),
+    "other weights": (
+        drop_record("weights_initialization"),
+        r"different values of 'weights_initialization' \(",
     ),
     "no target": (
         change_log("quality_target", value="none"),

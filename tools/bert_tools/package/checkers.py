@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ _BAD = re.compile(
     r"^(ERROR|CRITICAL|Traceback)|Skipping|accepting this|[Bb]ypass|Unknown files|FAIL"
 )
 _VERDICT = "ERROR - FAILED"  # the compliance checker prints it after warnings with the reason
+_LOW_ACCURACY = "WARNING -  Failed checks for eval_accuracy"
 _MAX_LINES = 10  # lines that are shown of one checker's complaints
 _MAX_CHARS = 200  # characters that are shown of one line
 
@@ -32,7 +33,7 @@ class Call:
     """One call of a checker, and the output that means success.
 
     `wanted` maps the beginning of an output line to the exact number of lines that must begin with
-    it.
+    it. `status` is the exit status that means success.
     """
 
     ruleset: str
@@ -40,16 +41,18 @@ class Call:
     subject: str
     arguments: tuple[str, ...]
     wanted: Mapping[str, int]
+    status: int = 0
 
 
 def run_checkers(
-    tree: Path, divisions: Mapping[str, str], rulesets: Sequence[str]
+    tree: Path, divisions: Mapping[str, str], missed: Collection[str], rulesets: Sequence[str]
 ) -> tuple[Problems, dict[str, float]]:
     """Run all checkers on copies of a submission tree, which are made next to it.
 
     Args:
         tree: an exported submission. It is not changed.
         divisions: the division of each system in the tree.
+        missed: the logs of runs that missed their target, such as results/x/bert/result_0.txt.
         rulesets: some of `cli.RULESETS`.
 
     Returns:
@@ -69,7 +72,7 @@ def run_checkers(
             # that the next ruleset's check would report as an unknown file.
             copy = Path(scratch) / ruleset
             shutil.copytree(tree, copy)
-            for call in _calls(copy, divisions, ruleset):
+            for call in _calls(copy, divisions, missed, ruleset):
                 problems += _run_checker(call, copy)
             if ruleset == rulesets[0]:
                 scaling = {system: scaling_of(copy, system) for system in divisions}
@@ -101,10 +104,10 @@ def judge(call: Call, status: int, output: str) -> tuple[str, ...]:
     The result is empty if the check succeeded.
     """
     lines = output.splitlines()
-    bad = [line for line in lines if _BAD.search(line)]
+    bad = [line for line in lines if _BAD.search(line) and not line.startswith(tuple(call.wanted))]
     found = {start: sum(line.startswith(start) for line in lines) for start in call.wanted}
     wrong = [start for start, count in call.wanted.items() if found[start] != count]
-    if not bad and not wrong and status == 0:
+    if not bad and not wrong and status == call.status:
         return ()
     # Warnings state the reason for a failure. If there is no failure, they do not matter.
     warnings = [line for line in lines if line.startswith("WARNING")]
@@ -130,14 +133,20 @@ def scaling_of(copy: Path, system: str) -> float:
     return float(json.loads(path.read_text())["scaling_factor"]) if path.exists() else 1.0
 
 
-def _calls(copy: Path, divisions: Mapping[str, str], ruleset: str) -> list[Call]:
+def _calls(
+    copy: Path, divisions: Mapping[str, str], missed: Collection[str], ruleset: str
+) -> list[Call]:
     """Return the calls of all checkers for one ruleset, with the output that means success."""
     closed = sum(division == "closed" for division in divisions.values())
+    # In the closed division, the compliance checker rejects a run that missed its target.
+    missed = [name for name in missed if divisions[Path(name).parts[1]] == "closed"]
     package = {
         "INFO - PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !": 1,
         f"INFO - Run {RUNS}/{RUNS}": len(divisions),  # the checker also succeeds without logs
         "INFO -  Running Seed Checker": closed,
         "INFO - RCP Test Passed: ": closed,
+        "WARNING -  1 file does not comply, accepting this": len(missed),
+        _LOW_ACCURACY: len(missed),
     }
     whole = (str(copy), "training", ruleset)
     passed = {"INFO - ALL CHECKS PASSED.": 1}
@@ -154,5 +163,8 @@ def _calls(copy: Path, divisions: Mapping[str, str], ruleset: str) -> list[Call]
             arguments = ("--usage", "training", "--ruleset", ruleset, str(log))
             shown = str(log.relative_to(copy))
             success = {"INFO - SUCCESS": 1}
-            calls.append(Call(ruleset, "compliance_checker", shown, arguments, success))
+            if shown in missed:
+                success = {"WARNING": 1, _LOW_ACCURACY: 1, _VERDICT: 1}
+            status = int(shown in missed)
+            calls.append(Call(ruleset, "compliance_checker", shown, arguments, success, status))
     return calls

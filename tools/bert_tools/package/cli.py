@@ -152,7 +152,8 @@ def make_package(
     if problems:  # without the missing files, checkers would fail with a traceback or silently
         return [], [*problems, *found]
     divisions = {one.name: one.division for one in checked}
-    reported, scaling = run_checkers(tree, divisions, rulesets)
+    missed = [run.name for one in checked for run in one.runs if run.missed]
+    reported, scaling = run_checkers(tree, divisions, missed, rulesets)
     if found or reported:
         return [], [*found, *reported]
     return [_score_in_words(one, scaling[one.name]) for one in checked], []
@@ -162,18 +163,20 @@ def _score_in_words(results: "SystemResults", scaling_factor: float) -> str:
     """Describe the score of a system that passed all checks.
 
     `scaling_factor` comes from the reference convergence points. It is above 1 if runs of the
-    closed division needed fewer samples than the reference. The described times are not scaled.
+    closed division needed fewer samples than the reference. The described times are not scaled. The
+    time of a run that missed its target is `inf`.
     """
     from bert_tools.common.results import olympic_mean
 
     runs = results.runs
     minutes = [run.minutes for run in runs]
+    reached = min(run.accuracy for run in runs if not run.missed)
     scaled = "" if scaling_factor == 1 else f", scaled by {scaling_factor:.4f}"
     return (
         f"{results.name} ({results.division}): {olympic_mean(minutes) * scaling_factor:.3f} "
         f"minutes, the olympic mean of {len(runs)} runs{scaled}\n"
         f"  times {' '.join(f'{each:.3f}' for each in minutes)}\n"
-        f"  accuracy {min(run.accuracy for run in runs):.4f} or better; page cache dropped before "
+        f"  accuracy {reached:.4f} or better; page cache dropped before "
         f"{sum(run.cache_cleared for run in runs)} of {len(runs)} runs"
     )
 
