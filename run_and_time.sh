@@ -45,6 +45,8 @@
 # shellcheck disable=SC2034,SC2154 # The files in launch/ share these variables.
 set -euo pipefail
 
+# sbatch starts a copy of this name, and passes on the variables of the job step in which it was typed.
+[ "${BASH_SOURCE[0]##*/}" != slurm_script ] || unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS PMI_RANK PMI_SIZE
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 launch=benchmarks/bert/implementations/pytorch/launch
 [ -d "$root/$launch" ] || root=${SLURM_SUBMIT_DIR:-$root} # sbatch runs a copy of this file from its own directory.

@@ -197,6 +197,21 @@ def test_the_interactive_step_of_several_nodes_starts_ranks_on_all_of_them(job):
     assert "--overlap --nodes=2 --ntasks=16 --ntasks-per-node=8 " in train
 
 
+def test_a_job_that_was_submitted_in_a_step_is_a_job(job, tmp_path):
+    script = tmp_path / "slurm_script"  # as sbatch names its copy
+    shutil.copy(REPOSITORY / "run_and_time.sh", script)
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_SUBMIT_DIR": str(REPOSITORY)}
+    run_process(script, **job, **step)
+    (train,) = [line for line in Path(job["ASKED"]).read_text().splitlines() if " train " in line]
+    assert "--overlap" not in train
+
+
+def test_a_container_outside_of_a_job_is_refused(job):
+    done, asked = run({**job, "SLURM_JOB_ID": "", "CONT": "image.sqsh"})
+    assert (done.returncode, asked) == (2, [])
+    assert "CONT: only SLURM jobs start containers; unset CONT, or use bench" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [

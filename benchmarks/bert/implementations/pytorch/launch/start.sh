@@ -32,6 +32,8 @@ init_checkpoint=()
 [ -z "${INIT_CHECKPOINT:-}" ] || init_checkpoint=(--init-checkpoint "$INIT_CHECKPOINT")
 [ "$where" = slurm ] || [ -z "${STAGEDIR:-}" ] ||
     fail "STAGEDIR: only SLURM jobs can stage data; copy the data yourself, and set DATADIR to the copy"
+[ "$where" = slurm ] || [ -z "${CONT:-}" ] ||
+    fail "CONT: only SLURM jobs start containers; unset CONT, or use $launch/docker.sh"
 
 if [ -z "${DATADIR:-}" ]; then
     [ "$corpus" = embedded ] ||
