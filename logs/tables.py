@@ -140,7 +140,6 @@ BALANCED = {  # sampler, policy, deal
     "published counts, `exchange_local`, snake": ("published", "exchange_local", "snake"),
     "`uniform`, `exchange_global`, snake": ("uniform", "exchange_global", "snake"),
     "`uniform`, `presort_global`": ("uniform", "presort_global", None),
-    "`quantile`, `exchange_local`, snake": ("quantile", "exchange_local", "snake"),
     "**`quantile`, `presort_global`**": ("quantile", "presort_global", None),
 }
 

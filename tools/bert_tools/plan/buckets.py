@@ -71,7 +71,7 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "buckets": buckets,
     }
     title = (
-        f"{args.config.stem}: {dtype} gradients, buckets of at most {cap_mb:g} MiB, sequences of "
+        f"{args.config.stem}: {dtype} gradients, buckets closed at {cap_mb:g} MiB, sequences of "
         f"{num_tokens} tokens with {num_masked} masked"
     )
     return facts, _in_words(title, buckets)

@@ -102,7 +102,7 @@ class Loop:
             eps=EPSILON,
             foreach=True,
         )
-        self._warm_up = round(WARM_UP * self.num_updates)
+        self._warm_up = max(1, round(WARM_UP * self.num_updates))  # so that a rate is the given one
         # One more step than there are updates, so that the rate of the last update is not zero.
         self._schedule = ScheduleSection(
             decay_steps=self.num_updates + 1, warmup_steps=self._warm_up
@@ -177,7 +177,7 @@ class Loop:
         Updates of the warm-up do not, because the noise changes too fast during the warm-up.
         """
         every = self._settings.noise_every
-        return every > 0 and update > max(1, self._warm_up) and update % every == 0
+        return every > 0 and update > self._warm_up and update % every == 0
 
     def _accumulate(self, update: int, first: int, end: int) -> Tensor:
         """Accumulate gradients of an update's micro-batches `first` to `end` (exclusive)."""

@@ -104,12 +104,6 @@ class Simulated:
         return sum(each) / len(each)
 
     @property
-    def padding_fraction(self) -> float:
-        """Return the ratio of padding tokens to real tokens in all simulated steps."""
-        real = sum(float(work.real_tokens.sum()) for work in self.works)
-        return sum(float(work.tokens.sum()) for work in self.works) / real - 1
-
-    @property
     def parts_ms(self) -> dict[str, float]:
         """Return the parts of a step in ms, averaged over ranks and simulated steps.
 
@@ -147,7 +141,6 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
         "communication_ms": found.mean_ms("communication_ms"),
         "exposed_ms": found.mean_ms("exposed_ms"),
         "imbalance_tokens": found.imbalance_tokens,
-        "padding_fraction": found.padding_fraction,
         "run": asdict(run),
         "samples_to_target": asdict(found.estimate),
         "forecast": {"seconds": run.seconds, "low": found.low, "high": found.high},
@@ -395,8 +388,7 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     )
     yield (
         f"{len(found.timings)} drawn steps: imbalance {found.imbalance_tokens:.4f} (tokens of the "
-        f"rank with the most, divided by the mean), padding {found.padding_fraction:.2%} of real "
-        "tokens"
+        f"rank with the most, divided by the mean)"
     )
     parts = [
         (name, f"{value:.1f} ms", f"{value / run.step_ms:.1%}")
