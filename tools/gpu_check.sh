@@ -39,8 +39,9 @@ esac
 
 # All devices and sizes are set here. Everything should fit into 80 GB of GPU memory.
 CONFIG=benchmarks/bert/implementations/pytorch/mlperf_bert/configs/h200_1x1x448x1.toml
+MODERN=${CONFIG%/*}/modern_base_h100_1x1x96x48.toml
 if [[ $MODE == dry-run ]]; then
-    DEVICE=cpu BATCH=4 LARGE_BATCH=6 BASELINE_BATCH=2 PATIENCE=4
+    DEVICE=cpu BATCH=4 LARGE_BATCH=6 MODERN_BATCH=4 BASELINE_BATCH=2 PATIENCE=4
     SIZE=(--set model.num_layers=1 --set model.hidden_size=32 --set model.num_heads=2 --set model.intermediate_size=64
         --set model.vocab_size=128 --set model.max_position_embeddings=64 --set data.max_seq_length=64
         --set mlperf.enforce_rules=false)
@@ -55,7 +56,7 @@ else
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1)
     LARGE_BATCH=256 # as in the shipped config for one H100, which has less memory than an H200
     if ((${memory:-0} > 130000)); then LARGE_BATCH=448; fi
-    DEVICE=cuda BATCH=112 BASELINE_BATCH=24 PATIENCE=1
+    DEVICE=cuda BATCH=112 MODERN_BATCH=96 BASELINE_BATCH=24 PATIENCE=1
     SIZE=()
     BASELINE=(--steps 8 --seconds 10 --by-layer) # Two full compilations may take minutes.
     SHORT=(--steps 20 --seconds 2) PEAK_S=0.2 LONG_PEAK_S=3 # long enough for the GPU's clocks to fall
@@ -189,6 +190,9 @@ run_stage() { # The most important parts come first.
         for each in bf16 fp8; do
             train "train_large_$each" 45 "parallel.local_batch_size=$LARGE_BATCH" "model.precision=$each"
         done
+        bench modern_bf16 45 train --config "$MODERN" "${SIZE[@]}" --set "run.device=$DEVICE" \
+            --set "parallel.local_batch_size=$MODERN_BATCH" --set parallel.grad_accum_steps=1 \
+            --peak-seconds "$PEAK_S" "${SHORT[@]}"
         part whole_runs.json 110 bash -c 'whole_runs "$@"' whole_runs "${TINY_RUN[@]}" model.precision=bf16 "${WHOLE[@]}"
         for each in tests/gpu/test_*.py; do [[ " ${FIRST_TESTS[*]} " == *" $each "* ]] || others+=("$each"); done
         TEST_LIMIT_S=110 part tests_others.txt 130 bash -c 'tests "$@"' tests "${others[@]}" "${WINDOWS}["{0.0,0.3}-{16,64,128}"]"

@@ -8,8 +8,9 @@ every window that contains all of it. In other windows the question has no answe
 the start and the end. If a question has several answers, training uses the first.
 
 The `tokenizers` library splits text into word pieces, as it does in `transformers` with a saved
-model's tokenizer.json, except for names of special tokens in the text. A test compares its tokens with those that `prepare` makes. Only a few rare
-characters give different tokens, such as a capital sigma at the end of a Greek word.
+model's tokenizer.json, except for names of special tokens in the text. A test compares its tokens
+with those that `prepare` makes. Only a few rare characters give different tokens, such as a capital
+sigma at the end of a Greek word.
 
 Shape letters: W windows, T tokens of all windows, P tokens of all different contexts.
 """
