@@ -3,12 +3,15 @@
 import gc
 import importlib
 import pickle
+import signal
 
 import pytest
 from filelock import FileLock
 
 from forked_ranks import free_port
 from support import REDUCED, TINY_CONFIG, copy_checkout, make_synthetic_data, run_shell
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored, also by what tests start
 
 
 def pytest_report_teststatus(report):

@@ -323,6 +323,7 @@ def test_why_there_is_no_padding_free_side(monkeypatch, packages, device, precis
     assert padding_free.why_not(torch.device(device), precision) == reason
 
 
+@pytest.mark.longest
 def test_the_librarys_own_way_fails_with_its_reason_without_its_packages(make, data, monkeypatch):
     monkeypatch.setattr(padding_free, "implementation", lambda: padding_free.INSTALLED)
     contenders, reasons = others(make, data, compiled="by layer")

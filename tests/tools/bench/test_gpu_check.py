@@ -240,8 +240,7 @@ def test_a_stage_ends_in_time(tmp_path):
         assert f"| {name} | {over}{reason} | " in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killing_the_check_loses_the_part_under_way_alone(tmp_path, number):
+def test_killing_the_check_loses_the_part_under_way_alone(tmp_path):
     environ = os.environ | stubbed(tmp_path, HANG="5")
     os.remove(tmp_path / "timeout")  # the real one has more patience
     summary_file = tmp_path / "out" / "summary.md"
@@ -250,8 +249,8 @@ def test_killing_the_check_loses_the_part_under_way_alone(tmp_path, number):
     while not summary_file.exists() or "| profile_bf16 | not" in summary_file.read_text("utf-8"):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.05)
-    process.send_signal(number)
-    assert process.wait(timeout=4) == (-number if number == signal.SIGKILL else 128 + number)
+    process.kill()
+    assert process.wait(timeout=4) == -signal.SIGKILL
     words = summary_file.read_text("utf-8")
     assert "| train_bf16 | done |" in words
     assert "| profile_fp8 | not finished |" in words

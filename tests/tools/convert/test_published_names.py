@@ -190,6 +190,7 @@ def test_the_library_is_missing(bert, monkeypatch, capsys):
     assert error.endswith(f", or run {command} on a machine with a network, and pass DIR\n")
 
 
+@pytest.mark.longest
 def test_the_library_is_asked_in_a_process_of_its_own(bert, tmp_path):
     folder = as_cache(bert, tmp_path / "hf")
     (tmp_path / "site").mkdir()
@@ -201,6 +202,7 @@ def test_the_library_is_asked_in_a_process_of_its_own(bert, tmp_path):
     assert read_manifest(Path("out")).origin["hub_revision"] == COMMIT
 
 
+@pytest.mark.longest
 def test_without_a_network_the_real_library_reads_its_cache(bert, tmp_path):
     words = ("convert", NAME, "--from", "huggingface", "--missing", "draw", "--out", "out")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}

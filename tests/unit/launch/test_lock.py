@@ -142,6 +142,7 @@ def test_another_file_than_the_locks_is_refused(checkout):
     assert changed.returncode == 2 and "run make lock" in changed.stderr
 
 
+@pytest.mark.longest
 def test_several_extras_are_installed_and_an_unknown_word_is_refused(checkout):
     """Without a network: the wheels are those of the fixture."""
     with (checkout / "pyproject.toml").open("a") as file:
@@ -166,6 +167,7 @@ def test_several_extras_are_installed_and_an_unknown_word_is_refused(checkout):
         assert install(checkout, None, *words).stdout == ""  # nothing to do
 
 
+@pytest.mark.longest
 def test_pips_settings_do_not_install_elsewhere(checkout, tmp_path):
     """What else they set counts: here the place of the wheels."""
     elsewhere = tmp_path / "elsewhere"
