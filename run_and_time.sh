@@ -6,7 +6,7 @@
 #SBATCH --time=04:00:00
 #SBATCH --open-mode=append
 #
-# Train BERT to its target accuracy and time it, NEXP times. MLPerf's own checker reads every log.
+# Train a model to its target accuracy and time it, NEXP times. MLPerf's own checker reads every log.
 #
 #   ./run_and_time.sh [-- --set section.key=value ...]                              one machine
 #   sbatch $(benchmarks/bert/implementations/pytorch/launch/slurm_options.py FILE) run_and_time.sh [-- ...]   SLURM
@@ -120,7 +120,7 @@ done
 [ "$RESUME" != none ] || [ -z "${INIT_CHECKPOINT:-}" ] || [ -d "$INIT_CHECKPOINT" ] ||
     fail "INIT_CHECKPOINT: no such directory '$INIT_CHECKPOINT'; create one with mlperf_bert convert"
 [ -z "${DATADIR:-}" ] || [ -d "$DATADIR" ] ||
-    fail "DATADIR: no such directory '$DATADIR'; create it with init_datasets.sh"
+    fail "DATADIR: no such directory '$DATADIR'; prepare it with 'mlperf_bert prepare' (docs/guides/prepare_data.md)"
 case $RESUME in
 none | auto) ;;
 *)

@@ -461,17 +461,18 @@ def what_is_read() -> str:
     lines = [suffix for suffix, form in FORMS.items() if form == "json_lines"]
     encodings = dict.fromkeys(name.upper()[:6].rstrip("-") for _, name in _MARKS)
     rows = {
-        "plain text": f"{_listed(text)}; others with `--also .ENDING`",
-        "JSON, one object per line": f"{_listed(lines)}; its text is `text`, or "
-        "`--text-field NAME`",
-        "Parquet": f"{_listed([PARQUET])}; a column of strings, large strings, categories, or "
-        "binary UTF-8; null is no text",
-        "packed": f"{_listed(PACKINGS)} behind the endings of text and JSON lines",
-        "encodings": f"{', '.join(encodings)}, either byte order, with or without a mark",
+        "plain text": f"{_listed(text)}. Add other endings with `--also .ENDING`.",
+        "JSON": f"{_listed(lines)} with one object per line. The text is in the field `text`. To "
+        "change that, add `--text-field NAME`.",
+        "Parquet": f"{_listed([PARQUET])}. The column may have strings, large strings, categories "
+        "or binary UTF-8. A null value is no text.",
+        "compressed": f"plain text and JSON whose names also end in {_listed(PACKINGS)}",
+        "encodings": f"{', '.join(encodings)}, in either byte order, with or without a byte order "
+        "mark",
         "line ends": "LF, CR LF, CR, NEL, U+2028, U+2029",
     }
     table = "".join(f"| {name} | {found} |\n" for name, found in rows.items())
-    return f"| what | is read |\n|---|---|\n{table}".rstrip()
+    return f"| Kind | What `pretrain` reads |\n|---|---|\n{table}".rstrip()
 
 
 def _listed(endings: Collection[str]) -> str:

@@ -71,7 +71,7 @@ if [ -n "${CONFIG:-}" ]; then
     options+=(--env "CONFIG=/config/$name.toml")
 fi
 if [ -n "${DATADIR:-}" ]; then
-    [ -d "$DATADIR" ] || fail "DATADIR: no such directory '$DATADIR'; create it with init_datasets.sh"
+    [ -d "$DATADIR" ] || fail "DATADIR: no such directory '$DATADIR'; prepare it with 'mlperf_bert prepare' (docs/guides/prepare_data.md)"
     mount "$DATADIR" /data ,readonly
     options+=(--env DATADIR=/data)
 fi

@@ -37,7 +37,7 @@ init_checkpoint=()
 
 if [ -z "${DATADIR:-}" ]; then
     [ "$corpus" = embedded ] ||
-        fail "DATADIR: not set, but $CONFIG needs prepared data; create the data with init_datasets.sh, and set DATADIR"
+        fail "DATADIR: not set, but $CONFIG needs prepared data; create it with 'mlperf_bert prepare' (docs/guides/prepare_data.md), and set DATADIR"
     DATADIR=$root/.cache/$embedded
     if [ "$leads" = 1 ]; then
         phase "text: Python's own documentation, in shards"

@@ -61,7 +61,7 @@ DEBUG = "--debug"  # removed before parsing, so that it works in any position
 COMMANDS = {
     "train": ("mlperf_bert.cli.train", "train until the model reaches its target accuracy"),
     "pretrain": ("bert_tools.pretrain.cli", "train an encoder on your own text and export it"),
-    "phases": ("bert_tools.phases.cli", "train a model in several phases of one recipe"),
+    "phases": ("bert_tools.phases.cli", "train in several phases, for example short texts first"),
     "watch": ("bert_tools.report.watch", "show the progress of runs in the terminal"),
     "evaluate": ("mlperf_bert.cli.evaluate", "measure a checkpoint's accuracy on held-out data"),
     "convert": ("bert_tools.convert.cli", "convert another program's weights to a checkpoint"),
@@ -76,12 +76,15 @@ COMMANDS = {
     ),
     "config": ("mlperf_bert.cli.config", "list all settings, and check or print a config"),
     "bench": ("bert_tools.bench.cli", "measure training speed on this machine"),
-    "plan": ("bert_tools.plan.cli", "predict balance, buckets and time before a run"),
+    "plan": ("bert_tools.plan.cli", "write a config for your GPUs, or predict balance and time"),
     "tune": ("bert_tools.tune.cli", "search hyper-parameters with many short runs"),
     "squad": ("bert_tools.squad.cli", "fine-tune on SQuAD and compare training engines"),
     "doctor": ("bert_tools.doctor.cli", "check that this machine can train"),
     "report": ("bert_tools.report.cli", "write a report page or TensorBoard scalars of runs"),
-    "system": ("bert_tools.package.system", "measure this machine for its description"),
+    "system": (
+        "bert_tools.package.system",
+        "measure this machine for a system description",
+    ),
     "package": ("bert_tools.package.cli", "build, check and score an MLPerf submission"),
 }
 

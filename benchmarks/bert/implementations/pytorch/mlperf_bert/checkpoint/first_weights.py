@@ -59,8 +59,8 @@ def check_first_weights(config: RunConfig, data_dir: Path) -> list[str]:
         if not may_begin_with("random", config.mlperf.division):
             problem = "is not set, but the closed division requires MLPerf's weights"
             remedy = (
-                "convert them with `mlperf_bert convert`, and pass the new directory as "
-                "INIT_CHECKPOINT to run_and_time.sh or as --init-checkpoint to train"
+                "pass them with --init-checkpoint (run_and_time.sh: INIT_CHECKPOINT), or set "
+                "mlperf.division to 'open'"
             )
             raise ConfigError("run.init_checkpoint", problem, remedy)
         return []
