@@ -177,7 +177,7 @@ run_stage() { # The most important parts come first.
         train train_batch_4_captured 30 parallel.local_batch_size=4
         train train_batch_4_eager 30 parallel.local_batch_size=4 run.step_mode=eager
         part tests_first.txt 100 bash -c 'tests "$@"' tests "${FIRST_TESTS[@]}" \
-            "${GRAPHS}["optim.name={lamb,muon,normuon}"]" \
+            "${GRAPHS}["optim.name={lamb,muon}"]" \
             "${GRAPHS}["model.{precision=fp8,attention=flash,kernels=reference,objective=mlm,architecture=modern{0,1}}"]"
         for each in bf16 fp8; do
             bench "profile_$each" 40 train "${OURS[@]}" --set "model.precision=$each" --peak-seconds "$PEAK_S" \

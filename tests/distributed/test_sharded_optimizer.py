@@ -34,10 +34,9 @@ RULES = {  # and rates that learn something in STEPS
     "adamw": ("optim.name=adamw", "optim.learning_rate=3e-3"),
     "lamb": ("optim.name=lamb", "optim.learning_rate=1e-2"),
     "muon of ModernBERT": ("optim.name=muon", "optim.learning_rate=3e-3", *MODERN),
-    "normuon of ModernBERT": ("optim.name=normuon", "optim.learning_rate=3e-3", *MODERN),
     "muon": ("optim.name=muon", "optim.learning_rate=3e-3"),
 }
-ON_TWO_RANKS = ("adamw", "lamb", "muon of ModernBERT", "normuon of ModernBERT")
+ON_TWO_RANKS = ("adamw", "lamb", "muon of ModernBERT")
 DTYPES = {"float64": torch.float64, "fp32": torch.float32}
 POLICIES = ("none", "after_allreduce", "whole_before_allreduce", "bucket_before_allreduce")
 BUCKETS = "clip.policy=bucket_before_allreduce"

@@ -21,7 +21,6 @@ TOLERANCE = 0.02
 # How many times as much is allowed: flash adds up gradients in any order, FP8's units see padding,
 # and Muon's matrices carry a rounded bit to all their elements.
 TIMES = {"model.attention=flash": 10, "model.precision=fp8": 10, "optim.name=muon": 2}
-TIMES |= {"optim.name=normuon": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +49,6 @@ def losses_of(run, steps=STEPS):
         ("model.attention=flash", "model.attention_dropout=0"),  # it draws its own
         ("optim.name=lamb",),
         ("optim.name=muon",),
-        ("optim.name=normuon",),
         ("model.precision=fp8",),
         ("model.kernels=reference",),
         ("model.objective=mlm",),

@@ -138,7 +138,7 @@ MISTAKES = (
     (parameter(BETA, low=0.0, high=0.8, scale="log"), "above 0"),
     (parameter(BETA, low=0, high=1.0, scale="log_below_one"), "one"),
     (parameter(BETA, low=0.1, high=0.8, size=2), "unknown key"),
-    (parameter("optim.name", choices=["sgd"]), "'adamw', 'lamb', 'muon' or 'normuon'"),
+    (parameter("optim.name", choices=["sgd"]), "'adamw', 'lamb' or 'muon'"),
     (parameter("optim.name", choices=[]), "must be a list"),
     (parameter(WARM_UP, low=0.5, high=2.5), "an integer"),
     (parameter(BETA, low=0.1, high=0.8) * 2, "two ranges"),

@@ -56,7 +56,7 @@ def state_of(run):
     "settings",
     [
         ("optim.name=adamw", "data.sampler=quantile"),
-        ("optim.name=normuon", "data.sampler=quantile", "data.balance=exchange_global"),
+        ("optim.name=muon", "data.sampler=quantile", "data.balance=exchange_global"),
         ("optim.name=adamw", "model.precision=fp8", *SMALLEST),
         pytest.param(("optim.name=lamb", "model.precision=bf16"), marks=pytest.mark.longest),
         pytest.param(("optim.name=lamb", "run.step_mode=captured"), marks=pytest.mark.longest),

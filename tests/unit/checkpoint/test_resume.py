@@ -411,7 +411,7 @@ def test_a_large_set_that_has_changed_is_refused(
     "settings",
     [
         ("data.sampler=quantile", "optim.name=lamb", "model.precision=bf16"),
-        ("run.step_mode=captured", "data.sampler=quantile", "optim.name=normuon"),
+        ("run.step_mode=captured", "data.sampler=quantile", "optim.name=muon"),
         (
             "model.precision=bf16_autocast",
             *("parallel.grad_accum_steps=2", "clip.policy=bucket_before_allreduce"),

@@ -59,7 +59,7 @@ VALUES = {
     "parallel.nodes=0": "--set: parallel.nodes must be from 1 to 65,536, not 0",
     "optim.epsilon=0.0": "--set: optim.epsilon must be above 0, not 0.0",
     "optim.learning_rate=-1": "--set: optim.learning_rate must be at least 0, not -1.0",
-    "optim.name=adam": "--set: optim.name must be 'adamw', 'lamb', 'muon' or 'normuon', not 'adam';"
+    "optim.name=adam": "--set: optim.name must be 'adamw', 'lamb' or 'muon', not 'adam';"
     " did you mean adamw?",
     "run.device=gpu": "--set: run.device must be 'auto', 'cpu' or 'cuda', not 'gpu'; did you mean "
     "cuda?",

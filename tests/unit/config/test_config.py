@@ -46,7 +46,7 @@ CAPTURED = "run.step_mode=captured parallel.ranks_per_node=2"
         ("", "run.max_steps=true", r"run\.max_steps.*an integer"),
         ("", "run.seed=sometimes", r"run\.seed.*an integer or 'random'"),
         ("", f"run.seed=0x{'f' * 900}", r"run\.seed.*an integer of 3600 bits"),
-        ("", "optim.name=sgd", r"optim\.name must be 'adamw', 'lamb', 'muon' or 'normuon', not"),
+        ("", "optim.name=sgd", r"optim\.name must be 'adamw', 'lamb' or 'muon', not"),
         ("", "run.max_steps", r"use the form SECTION\.KEY=VALUE"),
         ("", "optim.epsilon=nan", r"optim\.epsilon must be above 0, not nan"),
         (

@@ -1,6 +1,6 @@
-"""Muon and NorMuon: against singular values and torch, the dealing of matrices, a whole model.
+"""Muon: against singular values and torch's, the dealing of matrices, a whole model.
 
-Their kernels are tested in `test_flat_kernels.py`, their shards in `test_sharded_optimizer.py`.
+Its kernels are tested in `test_flat_kernels.py`, its shards in `test_sharded_optimizer.py`.
 """
 
 import re
@@ -19,7 +19,6 @@ from mlperf_bert.optim.flat_optimizer import MUON_MOMENTUM, is_exempt
 from mlperf_bert.optim.muon import (
     COEFFICIENTS,
     muon_update,
-    normuon_update,
     orthogonalize,
     orthogonalize_stack,
 )
@@ -68,26 +67,6 @@ def test_the_reference_is_torchs_bit_for_bit(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_normuon_is_the_papers_algorithm(shape):
-    """Li et al., arXiv 2510.05491, algorithm 1, with Nesterov's momentum and exact arithmetic."""
-    ours = random(*shape)
-    theirs, buffer, momentum = ours.clone(), torch.zeros_like(ours), torch.zeros_like(ours)
-    squares, of_rows = torch.zeros_like(ours[:, :1]), [0.0] * shape[0]
-    constants = {"lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY}
-    for step in range(5):
-        gradient = random(*shape, seed=step) * torch.logspace(-1, 1, shape[0]).double()[:, None]
-        normuon_update(ours, gradient, buffer, squares, **constants, products=torch.float64)
-        momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
-        update = by_singular_values(MOMENTUM * momentum + (1 - MOMENTUM) * gradient)
-        for row, values in enumerate(update):
-            of_rows[row] = 0.95 * of_rows[row] + 0.05 * float(values @ values) / shape[1]
-            update[row] = values / (of_rows[row] ** 0.5 + 1e-10)
-        rate = 0.2 * RATE * (shape[0] * shape[1]) ** 0.5 / update.norm()
-        theirs = theirs - RATE * DECAY * theirs - rate * update
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 def test_newton_schulz_is_the_polynomial_of_singular_values(shape):
     matrix = random(*shape)
     expected = by_singular_values(matrix)
@@ -124,17 +103,14 @@ JOINED = {"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2}
 MATRICES = {"bert": OF_BERT, "modern": {*JOINED, "attn.Wo.weight", "mlp.Wo.weight"}}
 
 
-@pytest.mark.parametrize("rule_name", ["muon", "normuon"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("stack_elements", [2**25, 3 * 20 * 20])
 @pytest.mark.parametrize("config", [ODD, MODERN], ids=["bert", "modern"])
-def test_a_models_update_is_the_readable_ones(
-    config, dtype, stack_elements, rule_name, monkeypatch
-):
+def test_a_models_update_is_the_readable_ones(config, dtype, stack_elements, monkeypatch):
     """Matrix by matrix: of ModernBERT three, or two, in one parameter. One step is skipped."""
     monkeypatch.setattr(muon_plan, "STACK_ELEMENTS", stack_elements)
     model = BertForPretraining(config, torch.device("cpu"), seed=3).to(dtype)
-    rule = OptimSection(name=rule_name, learning_rate=RATE, weight_decay=DECAY)
+    rule = OptimSection(name="muon", learning_rate=RATE, weight_decay=DECAY)
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     state = {name: torch.zeros(2, *each.shape, dtype=dtype) for name, each in expected.items()}
     optimizer, matrices, number = make_optimizer_alone(rule, model), set(), 0
@@ -148,9 +124,10 @@ def test_a_models_update_is_the_readable_ones(
             kind = re.sub(r".*\.layers?\.\d+\.", "", name)
             if kind in MATRICES[config.architecture]:
                 matrices.add(kind)
-                of_all = weight, gradient, *state[name]
-                for each in zip(*(x.chunk(JOINED.get(kind, 1)) for x in of_all), strict=True):
-                    update_matrix(rule_name, *each)
+                constants = {"lr": RATE, "momentum": MUON_MOMENTUM, "weight_decay": DECAY}
+                of_each = [x.chunk(JOINED.get(kind, 1)) for x in (weight, gradient, state[name][0])]
+                for each in zip(*of_each, strict=True):
+                    muon_update(*each, **constants, products=dtype)
                 continue
             decay = 0.0 if is_exempt(name) else DECAY
             constants = {name: getattr(rule, name) for name in ("beta_1", "beta_2", "epsilon")}
@@ -166,16 +143,6 @@ def test_a_models_update_is_the_readable_ones(
         found = optimizer.shard.exp_avg_sq[segment.in_shard]
         kept = state[segment.tensor.name][1].reshape(-1)
         torch.testing.assert_close(found, kept, rtol=0, atol=tolerance)
-
-
-def update_matrix(rule_name, weight, gradient, momentum, second):
-    """By the rule's readable definition. `second` has rows' squares in its first column."""
-    constants = {"lr": RATE, "momentum": MUON_MOMENTUM, "weight_decay": DECAY}
-    if rule_name == "muon":
-        muon_update(weight, gradient, momentum, **constants, products=weight.dtype)
-    else:
-        more = constants | {"products": weight.dtype}
-        normuon_update(weight, gradient, momentum, second[:, :1], **more)
 
 
 def test_joined_matrices_that_begin_inside_a_block_are_refused():

@@ -261,7 +261,7 @@ def _samples_of(config: RunConfig) -> Estimate:
     batch, target = config.parallel.global_batch_size, config.eval.target_accuracy
     is_published = target == CLOSED_TARGET_ACCURACY and config.model.objective == "mlm_nsp"
     is_published &= config.data.masking == "static"
-    if is_published and "muon" not in config.optim.name:
+    if is_published and config.optim.name != "muon":
         return samples_to_target(batch, recipe_of(config))
     samples = config.max_steps * batch
     reason = "is published for this optimizer, target accuracy, objective and masking"
@@ -286,10 +286,8 @@ def _job_of(
         problem = "uses reference kernels or a sequence length other than 512, which is unsupported"
         remedy = "set data.max_seq_length to 512 and model.kernels to auto"
         raise ConfigError(origin, problem, remedy)
-    if config.optim.name in ("muon", "normuon"):
-        problem = (
-            f"is {config.optim.name!r}, but no published result says how many samples it needs"
-        )
+    if config.optim.name == "muon":
+        problem = "is 'muon', but no published result says how many samples it needs"
         raise ConfigError("optim.name", problem, "use another optimizer")
     if parallel.world_size > MAX_RANKS:
         problem = f"results in {parallel.world_size:,} ranks"

@@ -413,9 +413,8 @@ class OptimSection(_Section):
     """The optimizer and its constants."""
 
     name: Annotated[
-        Literal["adamw", "lamb", "muon", "normuon"],
-        "Update rule. 'muon' and 'normuon' are for the weight matrices. AdamW updates all other "
-        "weights.",
+        Literal["adamw", "lamb", "muon"],
+        "Update rule. 'muon' is for the weight matrices. AdamW updates all other weights.",
     ]
     implementation: Annotated[
         OptimImplementation,
@@ -427,8 +426,7 @@ class OptimSection(_Section):
     beta_1: Annotated[
         float,
         _BETA,
-        "Decay rate of the mean of past gradients. The matrices of Muon and NorMuon use a momentum "
-        "of 0.95 instead.",
+        "Decay rate of the mean of past gradients. Muon's matrices use a momentum of 0.95 instead.",
     ] = 0.9
     beta_2: Annotated[float, _BETA, "Decay rate of the mean of past squared gradients."] = 0.999
     epsilon: Annotated[float, _ABOVE_ZERO, "Constant added to the denominator of an update."] = 1e-6

@@ -6,14 +6,14 @@ of the matrix to the owner, which orthogonalizes them and sends them back.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor, Segment
+from mlperf_bert.distributed.bucket_plan import BLOCK, FlatLayout, FlatTensor
 from mlperf_bert.errors import ConfigError
 
 NEWTON_SCHULZ_STEPS = 5
@@ -23,7 +23,7 @@ STACK_ELEMENTS = 2**25  # largest size of matrices in one batched product, 64 Mi
 _JOINED = MappingProxyType({"attn.Wqkv.weight": 3, "mlp.Wi.weight": 2})
 
 Shape = tuple[int, ...]
-Positions = NDArray[np.int64]
+Blocks = NDArray[np.int64]
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:
@@ -126,33 +126,22 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The items that a shard sends to the owners of matrices, and that it receives as an owner.
+    """The blocks that a shard sends to the owners of matrices, and that it receives as an owner.
 
-    The shard sends the items at `sent` in its buffers, of which `sent_to[i]` go to shard i, and
-    receives `received_from[i]` items from shard i. Item j of `stacks` is item `order[j]` of the
-    received items. After the owner has changed them, all items return to the shards that sent them.
+    The shard sends its blocks `sent`, of which `sent_to[i]` go to shard i, and receives
+    `received_from[i]` blocks from shard i. Block j of `stacks` is block `order[j]` of the received
+    blocks. After they are orthogonalized, all blocks return to the shards that sent them.
     """
 
-    sent: Positions
+    sent: Blocks
     sent_to: tuple[int, ...]
     received_from: tuple[int, ...]
-    order: Positions
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """The routes of a shard's blocks, and of the first element of each row of its matrices.
-
-    As an owner, the shard receives the matrices of `stacks`.
-    """
-
-    blocks: Route
-    rows: Route
+    order: Blocks
     stacks: tuple[Stack, ...]
 
 
-def plan_routes(layout: FlatLayout, shard: int) -> Routes:
-    """Plan what `shard` sends and receives, in a layout from `split_matrices`.
+def plan_route(layout: FlatLayout, shard: int) -> Route:
+    """Plan which blocks `shard` sends and receives, in a layout from `split_matrices`.
 
     A single shard sends its blocks to itself, which sorts them in the order of the stacks.
     """
@@ -161,64 +150,42 @@ def plan_routes(layout: FlatLayout, shard: int) -> Routes:
         for tensor in layout.tensors
         if is_hidden_matrix(tensor.name, tensor.shape)
     }
-    owner_of = dict(
+    owners = dict(
         zip(shapes, assign_matrices(list(shapes.values()), layout.num_shards), strict=True)
     )
     # Matrices of the same owner and shape are adjacent, so that they can form stacks.
-    names = sorted(shapes, key=lambda name: (owner_of[name], shapes[name], name))
-    owners = {name: owner_of[name] for name in names}
-    return Routes(
-        blocks=_plan_route(layout, shard, owners, _blocks_in),
-        rows=_plan_route(layout, shard, owners, _row_starts_in),
-        stacks=tuple(_stacks([shapes[name] for name in names if owners[name] == shard])),
-    )
-
-
-_NOTHING: Positions = np.zeros(0, dtype=np.int64)
-
-
-def _plan_route(
-    layout: FlatLayout,
-    shard: int,
-    owners: Mapping[str, int],
-    items_in: Callable[[Segment], Positions],
-) -> Route:
-    """Plan the route of the items that `items_in` finds in each segment of a matrix.
-
-    `owners` contains the owner of each matrix, in the order of the stacks.
-    """
-    held = [dict.fromkeys(owners, _NOTHING) for _ in range(layout.num_shards)]
-    for source, items in enumerate(held):
-        for segment in layout.segments(source):
-            if segment.tensor.name in owners:
-                items[segment.tensor.name] = items_in(segment)
-    mine = [name for name, owner in owners.items() if owner == shard]
+    names = sorted(shapes, key=lambda name: (owners[name], shapes[name], name))
+    held = [_blocks_by_tensor(layout, source) for source in range(layout.num_shards)]
+    mine = [name for name in names if owners[name] == shard]
     to_owner = [
-        np.concatenate([_NOTHING, *(held[shard][name] for name in owners if owners[name] == owner)])
+        np.concatenate(
+            [_NO_BLOCKS, *(held[shard][name] for name in names if owners[name] == owner)]
+        )
         for owner in range(layout.num_shards)
     ]
-    from_shards = [[len(items[name]) for name in mine] for items in held]
+    from_shards = [[len(held[source][name]) for name in mine] for source in range(len(held))]
     matrices = np.concatenate(
-        [_NOTHING, *(np.repeat(np.arange(len(mine)), n) for n in from_shards)]
+        [_NO_BLOCKS, *(np.repeat(np.arange(len(mine)), n) for n in from_shards)]
     )
     return Route(
         sent=np.concatenate(to_owner),
         sent_to=tuple(map(len, to_owner)),
         received_from=tuple(map(sum, from_shards)),
         order=np.argsort(matrices, kind="stable"),  # a matrix's pieces arrive in shard order
+        stacks=tuple(_stacks([shapes[name] for name in mine])),
     )
 
 
-def _blocks_in(segment: Segment) -> Positions:
-    """Return the numbers of a segment's blocks in its shard's buffers."""
-    return segment.start // BLOCK + np.arange(-(-(segment.last - segment.first) // BLOCK))
+_NO_BLOCKS: Blocks = np.zeros(0, dtype=np.int64)
 
 
-def _row_starts_in(segment: Segment) -> Positions:
-    """Return the positions of the first elements of rows in the shard's buffers."""
-    columns = segment.tensor.shape[1]
-    rows = np.arange(-(-segment.first // columns), -(-segment.last // columns))
-    return segment.start + rows * columns - segment.first
+def _blocks_by_tensor(layout: FlatLayout, shard: int) -> Mapping[str, Blocks]:
+    """Return the numbers of the blocks of each tensor in a shard's buffers, by tensor name."""
+    held = {tensor.name: _NO_BLOCKS for tensor in layout.tensors}
+    for segment in layout.segments(shard):
+        blocks = -(-(segment.last - segment.first) // BLOCK)
+        held[segment.tensor.name] = segment.start // BLOCK + np.arange(blocks)
+    return held
 
 
 def _stacks(shapes: Sequence[Shape]) -> Iterable[Stack]:

@@ -21,7 +21,7 @@ from mlperf_bert.optim.flat_optimizer import (
     StepScalars,
     is_exempt,
 )
-from mlperf_bert.optim.muon import Muon, NorMuon
+from mlperf_bert.optim.muon import Muon
 
 
 def adamw_update(
@@ -162,7 +162,6 @@ OPTIMIZERS: Mapping[str, type[FlatOptimizer]] = MappingProxyType(
         "adamw": AdamW,
         "lamb": LAMB,
         "muon": Muon,
-        "normuon": NorMuon,
     }
 )
 BY_APEX = MappingProxyType({"adamw": ApexAdamW, "lamb": ApexLAMB})
