@@ -75,7 +75,9 @@ def test_settings_are_listed_in_the_terminal(capsys, monkeypatch):
             "      Highest learning rate, which is reached at the end of the warm-up.\n"
             "      Allowed: a number of at least 0\n"
         )
-    assert "did you mean optim.learning_rate?" in refusal(capsys, "config", "list", "lr")
+    assert "did you mean optim.learning_rate?" in refusal(
+        capsys, "config", "list", "optim.learningrate"
+    )
 
 
 def test_what_config_show_prints_is_a_config_to_start_from(capsys, tmp_path):

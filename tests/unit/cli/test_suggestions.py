@@ -9,22 +9,17 @@ from mlperf_bert.suggestions import did_you_mean, suggestions
 from support import CONFIGS
 
 SETTINGS = {
-    "optim.lr": "optim.learning_rate",
-    "lr": "optim.learning_rate",
     "learning_rate": "optim.learning_rate",
     "schedule.learning_rate": "optim.learning_rate",
     "optim.Learning-Rate": "optim.learning_rate",
     "optim.learningrate": "optim.learning_rate",
     "optm.beta_1": "optim.beta_1",
-    "optim.beta1": "optim.beta_1",
-    "optim.wd": "optim.weight_decay",
-    "run.batch_size": "parallel.local_batch_size",
+    "optim.beta1": "optim.beta_1 or optim.beta_2",
+    "parallel.batch_size": "parallel.local_batch_size",
     "model.layers": "model.num_layers",
     "data.seq_len": "data.max_seq_length",
-    "parallel.gpus": "parallel.ranks_per_node",
-    "clip.grad_clip": "clip.max_norm",
     "run.maxsteps": "run.max_steps",
-    "train.warmup": "schedule.warmup_steps",
+    "train.warmup": "schedule.warmup_steps or run.warm_up_steps",
 }
 CONFIG_SHOW = ("config", "show", "cpu_tiny", "--set")
 MISTAKES = {

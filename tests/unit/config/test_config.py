@@ -41,7 +41,7 @@ CAPTURED = "run.step_mode=captured parallel.ranks_per_node=2"
     ("accepted", "more", "words"),
     [
         ("", "run.max_stepz=3", r"unknown setting 'run\.max_stepz'; did you mean run\.max_steps\?"),
-        ("", "walk.steps=3", r"unknown setting 'walk\.steps'; did you mean run\.max_steps\?"),
+        ("", "walk.steps=3", r"unknown setting 'walk\.steps'; did you mean run\.max_steps or "),
         ("", "run.max_steps=3.5", r"run\.max_steps.*an integer"),
         ("", "run.max_steps=true", r"run\.max_steps.*an integer"),
         ("", "run.seed=sometimes", r"run\.seed.*an integer or 'random'"),

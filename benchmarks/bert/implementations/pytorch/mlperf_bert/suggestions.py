@@ -4,51 +4,6 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 MOST = 3  # names in one suggestion
-# Names that other programs use, and the one that this program uses.
-OTHER_NAMES = {
-    "lr": "learning_rate",
-    "rate": "learning_rate",
-    "wd": "weight_decay",
-    "decay": "weight_decay",
-    "eps": "epsilon",
-    "beta1": "beta_1",
-    "beta2": "beta_2",
-    "betas": "beta_1",
-    "bs": "local_batch_size",
-    "batch": "local_batch_size",
-    "batch_size": "local_batch_size",
-    "micro_batch_size": "local_batch_size",
-    "per_device_train_batch_size": "local_batch_size",
-    "accum": "grad_accum_steps",
-    "gradient_accumulation_steps": "grad_accum_steps",
-    "gpus": "ranks_per_node",
-    "gpus_per_node": "ranks_per_node",
-    "nproc_per_node": "ranks_per_node",
-    "steps": "max_steps",
-    "warmup": "warmup_steps",
-    "num_warmup_steps": "warmup_steps",
-    "dtype": "precision",
-    "gpu": "cuda",
-    "layers": "num_layers",
-    "num_hidden_layers": "num_layers",
-    "heads": "num_heads",
-    "num_attention_heads": "num_heads",
-    "hidden": "hidden_size",
-    "dropout": "hidden_dropout",
-    "seq_length": "max_seq_length",
-    "seq_len": "max_seq_length",
-    "max_length": "max_seq_length",
-    "grad_clip": "max_norm",
-    "max_grad_norm": "max_norm",
-    "target": "target_accuracy",
-    "optimizer": "optim",
-    "scheduler": "schedule",
-    "lr_scheduler": "schedule",
-    "eval": "evaluate",
-    "test": "evaluate",
-    "finetune": "squad",
-    "fine_tune": "squad",
-}
 
 
 def suggestions(word: str, names: Iterable[str]) -> list[str]:
@@ -59,11 +14,12 @@ def suggestions(word: str, names: Iterable[str]) -> list[str]:
     """
     names = list(names)
     section, _, asked = _plain(word).rpartition(".")
+    if asked == "gpu":
+        asked = "cuda"  # "gpu" is more similar to "cpu".
     own = [name for name in names if section and _plain(name).rpartition(".")[0] == section]
     for among in (own, names):
-        for wanted in dict.fromkeys((asked, OTHER_NAMES.get(asked, asked))):
-            if same := [name for name in among if _last(name) == wanted]:
-                return same[:MOST]
+        if same := [name for name in among if _last(name) == asked]:
+            return same[:MOST]
     for among in (own, names):
         if close := _close(asked, among):
             return close
