@@ -13,11 +13,11 @@ from dataclasses import replace
 import torch
 
 from bert_tools.bench.cli import BASE
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import InterleavedTimes
 from bert_tools.bench.training_run import training_run
 from mlperf_bert.config.files import load_config
 from mlperf_bert.machine import bf16_instructions
+from mlperf_bert.run.console import ProgressLines
 
 PRECISIONS = ("fp32", "bf16_autocast", "bf16")
 BATCHES, STEPS, SECONDS = 4, 24, 60.0
@@ -27,7 +27,7 @@ def main(threads: int, settings: list[str]) -> None:
     """Measure and print one line for each precision."""
     torch.set_num_threads(threads)
     base = load_config(BASE, ["run.seed=1", *settings])
-    with ExitStack() as stack, Progress() as progress:
+    with ExitStack() as stack, ProgressLines().never_silent() as progress:
         runs = {}
         for precision in PRECISIONS:
             config = replace(base, model=replace(base.model, precision=precision))

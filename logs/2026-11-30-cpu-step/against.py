@@ -19,9 +19,9 @@ import torch
 
 from bert_tools.bench import baseline, cli, transformers
 from bert_tools.bench.flops import measure_peak, model_flops
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import InterleavedTimes
 from mlperf_bert.config.files import load_config
+from mlperf_bert.run.console import ProgressLines
 from paired import ratio
 from step_profile import ALL, SIZES, settings_of
 
@@ -54,7 +54,7 @@ def measure_one(size, rounds):
     config = load_config(cli.BASE, settings_of(size))
     config = replace(config, run=replace(config.run, device="cpu", seed=1, step_mode="eager"))
     device = torch.device("cpu")
-    with Progress() as progress:
+    with ProgressLines().never_silent() as progress:
         found = transformers.measure(
             config,
             device,
@@ -67,7 +67,7 @@ def measure_one(size, rounds):
         times = {name: AllTimes.last.rounds(name) for name in AllTimes.last.names}
         updates, _ = transformers.mixed_and_sorted(transformers.as_both_train(config), 4)
         tokens = statistics.fmean(len(batch.input_ids) for (batch,) in updates)
-        progress.start("measuring matrix products")
+        progress.line("measuring matrix products")
         peak, _ = measure_peak(config.model, round(tokens), device, 3.0)
     flops = sum(
         model_flops(config.model, each.lengths, each.masked_counts).total for (each,) in updates

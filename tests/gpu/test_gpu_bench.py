@@ -9,7 +9,6 @@ import torch
 
 from bert_tools.bench import cli
 from bert_tools.bench.baseline import BASELINES, make_baseline, prepare_baselines
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.transformers import (
     LARGEST_ROUNDED_DIFFERENCE,
     make_data,
@@ -17,6 +16,7 @@ from bert_tools.bench.transformers import (
     mixed_and_sorted,
 )
 from mlperf_bert.config.files import load_config
+from mlperf_bert.run.console import ProgressLines
 
 DEVICE = torch.device("cuda")
 SIZE = (
@@ -65,7 +65,7 @@ def test_other_side_runs_in_every_form():
         device=DEVICE,
         compiled="whole",
         check=lambda name, loss: losses.update({name: loss.item()}),
-        progress=Progress(),
+        progress=ProgressLines(),
     )
     assert set(reasons) <= {"padding_free"}  # needs a package that may not be installed
     assert list(contenders) == [name for name in BASELINES if name not in reasons]

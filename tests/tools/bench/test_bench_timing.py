@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tools.bench import timing
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import InterleavedTimes
+from mlperf_bert.run.console import ProgressLines
 
 LOSS = torch.zeros(())
 
@@ -38,7 +38,7 @@ class Clock:
         contenders = {name: self.contender(name, each) for name, each in seconds.items()}
         times = InterleavedTimes(contenders, num_batches)
         with redirect_stderr(StringIO()) as out:
-            times.measure(num_steps=num_steps, seconds=limit, progress=Progress())
+            times.measure(num_steps=num_steps, seconds=limit, progress=ProgressLines())
         self.lines = out.getvalue().splitlines()
         return times
 
@@ -85,7 +85,7 @@ def test_what_fails_is_freed_and_others_go_on(clock, call, kind):
     contenders = {"full": full, "a": clock.contender("a", [1.0] * 5)}
     times = InterleavedTimes(contenders, 2, may_fail=("full",))
     del model, full, contenders
-    progress = Progress()
+    progress = ProgressLines()
     times.run_once(progress)
     assert (is_there() is None) == (call == 1)
     times.measure(num_steps=4, seconds=100, progress=progress)
@@ -101,7 +101,7 @@ def test_what_may_not_fail_ends_the_measurement():
         raise torch.OutOfMemoryError("full")
 
     with pytest.raises(torch.OutOfMemoryError, match="full"):
-        InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once(Progress())
+        InterleavedTimes({"a": full, "b": full}, 1, may_fail=("b",)).run_once(ProgressLines())
 
 
 def test_the_median_pass_counts_and_all_batches_equally(clock):

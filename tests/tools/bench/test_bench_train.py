@@ -10,12 +10,12 @@ from bench_cases import CPU, assert_held, bench, measured, tiny
 
 from bert_tools.bench import timing
 from bert_tools.bench.flops import measure_peak
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import time_steps
 from bert_tools.bench.train import MOST_ROWS, gaps, record, tables
 from bert_tools.bench.training_run import training_run
 from mlperf_bert.config.sections import ModelSection
 from mlperf_bert.errors import ConfigError, DataError
+from mlperf_bert.run.console import ProgressLines
 
 BRIEF = ("--steps", "5", "--seconds", "9", "--peak-seconds", "0.01")  # 4 steps, one of each update
 
@@ -71,7 +71,7 @@ def test_each_update_is_timed_equally_often(monkeypatch, steps, seconds, measure
         return torch.zeros(())
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    limits = {"steps": steps, "seconds": seconds, "progress": Progress()}
+    limits = {"steps": steps, "seconds": seconds, "progress": ProgressLines()}
     assert time_steps(run, num_updates=4, **limits) == (measured_steps, 2500.0)
     assert numbers == list(range(4 + measured_steps))
 

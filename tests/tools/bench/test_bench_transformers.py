@@ -20,7 +20,6 @@ from bert_tools.bench.baseline import (
     unpadded_loss,
     use_nested_attention,
 )
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.training_run import run_of_model
 from bert_tools.bench.transformers import (
     LARGEST_LOSS_DIFFERENCE,
@@ -31,6 +30,7 @@ from bert_tools.bench.transformers import (
     mixed_and_sorted,
 )
 from mlperf_bert.errors import ConfigError
+from mlperf_bert.run.console import ProgressLines
 
 # 101 words are no multiple of 8: our model has padded words, the other side none.
 CONFIG = tiny("model.num_layers=2", "data.max_seq_length=24")
@@ -204,7 +204,7 @@ def make(monkeypatch, kernel):
 def others(make, data, **options):
     """The contenders, and the reasons of those that cannot run."""
     options = {"check": lambda *_: None, "compiled": "whole", **options}
-    return prepare_baselines(make, data, TINY, device=CPU, progress=Progress(), **options)
+    return prepare_baselines(make, data, TINY, device=CPU, progress=ProgressLines(), **options)
 
 
 @pytest.mark.parametrize("name", ["masked positions", "without padding"])

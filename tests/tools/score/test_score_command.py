@@ -7,7 +7,6 @@ import shutil
 import pytest
 from score_cases import opinions, write_lines
 
-from bert_tools.score import cli
 from mlperf_bert.__main__ import main, make_parser
 from mlperf_bert.checkpoint.manifest import resolve
 from mlperf_bert.errors import CheckpointError
@@ -246,9 +245,6 @@ def test_progress_has_a_rate_and_the_time_left(monkeypatch):
     said = []
 
     class Lines(ProgressLines):
-        def never_silent(self, doing):
-            self.doing = doing
-
         def is_due(self):
             return True
 
@@ -258,10 +254,8 @@ def test_progress_has_a_rate_and_the_time_left(monkeypatch):
     lines = Lines()
     clock = iter([0.0, 2.0, 4.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    advance = cli._Pace(lines).start("embedding", "texts", 100)
-    assert lines.doing() == "loading the models"
+    advance = lines.counter("embedding", "texts", 100)
     advance(0)
     advance(20)
     advance(20)
-    assert lines.doing() == "embedding"
     assert said[1] == "embedding: 40 of 100 texts, 10.0 per s, 0:00:06 left"

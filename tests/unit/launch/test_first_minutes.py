@@ -224,6 +224,21 @@ def test_a_line_says_what_goes_on_where_nothing_was_said(monkeypatch, capsys):
     assert "\na line\n" in printed
 
 
+def test_without_words_the_latest_activity_is_repeated(monkeypatch, capsys):
+    monkeypatch.setattr(console, "TICK_S", 0.01)
+    monkeypatch.setattr(console, "SILENCE_S", (0.02, 0.02))
+    said, end = "", time.monotonic() + 30
+    with console.ProgressLines().never_silent() as shown:
+        shown.line("loading")
+        for words in ("... loading (", "... measuring ("):
+            while words not in said:
+                assert time.monotonic() < end, said
+                said += capsys.readouterr().err
+                time.sleep(0.01)
+            shown.counted("measuring", "steps", 0, 5)
+    assert said.startswith("loading\n")
+
+
 def test_a_ticker_that_is_ended_as_it_begins_says_and_removes_nothing(tmp_path):
     """The trap of tools/venv.sh is inherited by its ticker, which must not run it."""
     (trap,) = re.findall(

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     try:
         with EndingInOrder():
             for _ in run_with_progress(
-                work, ["idle", "busy"], 2, sizes=[1, 1], words=("did", "jobs"), quiet=True
+                work, ["idle", "busy"], 2, sizes=[1, 1], activity="working", quiet=True
             ):
                 pass
     except KeyboardInterrupt:
@@ -75,7 +75,7 @@ def test_an_interrupt_while_jobs_are_given_out_ends_them(monkeypatch):
     monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     long = 1000.0  # seconds, more than a test may take
-    shown = {"sizes": [1, 1], "words": ("slept", "jobs"), "quiet": True}
+    shown = {"sizes": [1, 1], "activity": "sleeping", "quiet": True}
     try:
         with pytest.raises(KeyboardInterrupt):
             next(run_with_progress(time.sleep, [long, long], 2, **shown))

@@ -1,6 +1,7 @@
 """`prepare --text`: round trip, restart, options, refusals, and nothing half-written."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from mlperf_bert.data.index import Manifest
 from mlperf_bert.data.shards import SampleReader
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.prepare.build import measure_baseline
+from mlperf_bert.run import console
 from support import contents, refusal
 
 
@@ -175,7 +177,8 @@ def test_left_overs_go_and_files_of_the_user_stay(prepare, from_text, texts, tmp
     assert found == set(OF_THE_USER)
 
 
-def test_text_with_defaults(texts, tmp_path, capsys):
+def test_text_with_defaults(texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(console, "LINE_INTERVAL_S", 0.0)
     out = tmp_path / "set"
     words = ["prepare", "--text", *texts, "--vocab", VOCAB, "--out", out, "--workers", 1]
     assert main([str(word) for word in words]) == 0
@@ -183,7 +186,7 @@ def test_text_with_defaults(texts, tmp_path, capsys):
     settings = (manifest.max_seq_length, manifest.max_predictions, manifest.dupe_factor)
     assert (*settings, manifest.seed) == (512, 76, 10, 12345)
     printed = capsys.readouterr().out
-    assert "prepared 2 of 2 texts" in printed
+    assert re.search(r"^preparing texts: \d+ of \d+ kB, [\d.]+ per s, 0:\d\d:\d\d left\n", printed)
     assert f"{manifest.num_samples} examples in 2 shards" in printed
 
 

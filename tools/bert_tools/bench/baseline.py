@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bert_tools.bench import padding_free
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import Contender, free_memory, reason_of
 from mlperf_bert.config.sections import (
     Architecture,
@@ -46,6 +45,7 @@ from mlperf_bert.data.batch import IGNORED, UnpaddedBatch
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.extras import require_packages
 from mlperf_bert.optim.optimizers import param_groups
+from mlperf_bert.run.console import ProgressLines
 
 OPTIM = OptimSection(name="adamw", learning_rate=1e-4)
 CLIP = ClipSection()
@@ -339,7 +339,7 @@ def prepare_baselines(
     device: torch.device,
     compiled: Compiled,
     check: Callable[[str, Tensor], object],
-    progress: Progress,
+    progress: ProgressLines,
 ) -> tuple[dict[str, Contender], dict[str, str]]:
     """Build each of BASELINES, and run its training step once on every batch.
 
@@ -363,7 +363,7 @@ def prepare_baselines(
         if reason is None:
             work = "compiling and warming up" if name.endswith("compiled") else "warming up"
             activity = f"{work} baseline {number} of {len(BASELINES)}, {name}"
-            progress.start(activity, total=len(data.batches))
+            progress.line(activity)
             try:
                 contenders[name] = _warmed_up(
                     name, make_baseline(), data, config, compiled, check, progress
@@ -375,7 +375,7 @@ def prepare_baselines(
             free_memory()
         if reason is not None:
             reasons[name] = reason
-            progress.say(f"skipping baseline {number} of {len(BASELINES)}, {name}: {reason}")
+            progress.line(f"skipping baseline {number} of {len(BASELINES)}, {name}: {reason}")
     return contenders, reasons
 
 
@@ -386,7 +386,7 @@ def _warmed_up(
     config: ModelSection,
     compiled: Compiled,
     check: Callable[[str, Tensor], object],
-    progress: Progress,
+    progress: ProgressLines,
 ) -> Contender:
     """Check the loss of a baseline, run its training step on every batch, and return the step.
 
@@ -400,8 +400,8 @@ def _warmed_up(
         baseline.train()
     step = baseline_step(baseline, loss_of, config.precision)
     for number in range(len(data.batches)):  # every new shape of a batch is compiled here
+        progress.counted(f"warming up {name}", "batches", number, len(data.batches))
         step(number).item()
-        progress.advance()
     return step
 
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tools.bench.progress import Progress
 from bert_tools.common.results import aligned
 from mlperf_bert.arguments import Options, add_command
 from mlperf_bert.config.bounds import Bounds, option_name
 from mlperf_bert.config.files import add_config, config_to_tables, load_config
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.extras import require_packages
+from mlperf_bert.run.console import ProgressLines
 
 if TYPE_CHECKING:
     import torch
@@ -146,8 +146,8 @@ def run(args: argparse.Namespace) -> int:
         options |= {"compile": args.compile, "by_layer": args.by_layer}
     if args.measurement == "train":
         options |= {"peak_seconds": args.peak_seconds, "profile": args.profile, "out": args.out}
-    with Progress() as progress:
-        progress.start(f"loading torch to measure {_summary_of(config_to_tables(config))}")
+    with ProgressLines().never_silent() as progress:
+        progress.line(f"loading torch to measure {_summary_of(config_to_tables(config))}")
         device = _device(args, config)
         module = importlib.import_module(f"bert_tools.bench.{args.measurement}")
         states_mode = args.config or any(each.startswith("run.step_mode") for each in args.set)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from bert_tools.bench.baseline import fused_adamw
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import Contender, InterleavedTimes
 from bert_tools.bench.train import surroundings
 from mlperf_bert.config.run_config import RunConfig
@@ -23,6 +22,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.optim.flat_optimizer import is_exempt
 from mlperf_bert.optim.optimizers import adamw_update, lamb_update, make_optimizer_alone
+from mlperf_bert.run.console import ProgressLines
 from mlperf_bert.seeds import derive_seed
 
 RULES = (
@@ -47,7 +47,7 @@ class Updater:
 def measure(
     config: RunConfig,
     device: torch.device,
-    progress: Progress,
+    progress: ProgressLines,
     *,
     steps: int,
     seconds: float,
@@ -59,7 +59,7 @@ def measure(
     """
     seed, rows = int(config.run.seed), []
     for number, rule in enumerate(RULES, 1):
-        progress.start(f"building the model for {rule.name}, rule {number} of {len(RULES)}")
+        progress.line(f"building the model for {rule.name}, rule {number} of {len(RULES)}")
         # The weights are fp32 in every precision of the config, so no contender rounds them.
         model = BertForPretraining(config.model, device, seed=derive_seed(seed, "weights"))
         updaters, new_gradients = make_updaters(model, rule, seed)

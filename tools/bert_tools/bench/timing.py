@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from bert_tools.bench.progress import Progress
+from mlperf_bert.run.console import ProgressLines
 
 Contender = Callable[[int], Tensor]
 """Runs one step on the batch with this number and returns a scalar that depends on its work."""
@@ -46,7 +46,7 @@ def seconds_of(run: Contender, batch: int) -> float:
 
 
 def time_steps(
-    run: Contender, *, num_updates: int, steps: int, seconds: float, progress: Progress
+    run: Contender, *, num_updates: int, steps: int, seconds: float, progress: ProgressLines
 ) -> tuple[int, float]:
     """Run training steps, and return how many were measured and their mean time in milliseconds.
 
@@ -55,12 +55,12 @@ def time_steps(
     determines how many passes fit into `steps` and `seconds`. At least one pass is measured. The
     host waits for the device only after the last step, as it does in training.
     """
-    progress.start("warming up", total=num_updates)
+    progress.line("warming up")
     for number in range(num_updates):
+        progress.counted("warming up", "updates", number, num_updates)
         taken = seconds_of(run, number)
-        progress.advance()
     count = num_updates * max(1, min(steps, int(seconds / taken)) // num_updates)
-    progress.start(f"measuring {count} steps", seconds=count * taken)
+    progress.line(f"measuring {count} steps (about {count * taken:.0f} s)")
     start = time.perf_counter()
     for number in range(num_updates, num_updates + count):
         scalar = run(number)
@@ -96,15 +96,16 @@ class InterleavedTimes:
         """Names of the contenders that have not failed, and are still measured."""
         return list(self._contenders)
 
-    def run_once(self, progress: Progress) -> None:
+    def run_once(self, progress: ProgressLines) -> None:
         """Warm up each contender with one step on the first batch.
 
         The times of these steps are not recorded.
         """
-        progress.start("warming up all contenders", total=len(self.names))
-        for name in self.names:
+        progress.line("warming up all contenders")
+        names = self.names
+        for number, name in enumerate(names):
+            progress.counted("warming up", "contenders", number, len(names))
             self._seconds_of(name, 0)
-            progress.advance()
 
     def _seconds_of(self, name: str, batch: int) -> float | None:
         """Run one step of a contender and return its seconds.
@@ -121,14 +122,14 @@ class InterleavedTimes:
         free_memory()
         return None
 
-    def measure(self, *, num_steps: int, seconds: float, progress: Progress) -> None:
+    def measure(self, *, num_steps: int, seconds: float, progress: ProgressLines) -> None:
         """Run the contenders in turn on one batch after another, and record their times.
 
         The measurement stops after `num_steps` steps, or when `seconds` have passed and every batch
         was measured at least once. Call `run_once` first.
         """
         num_batches = len(next(iter(self._seconds.values())))
-        progress.start(f"measuring up to {num_steps} steps of each of {', '.join(self.names)}")
+        progress.line(f"measuring up to {num_steps} steps of each of {', '.join(self.names)}")
         start = time.perf_counter()
         while self.num_steps < num_steps:
             elapsed = time.perf_counter() - start
@@ -146,7 +147,7 @@ class InterleavedTimes:
             self.num_steps += 1
             left = self._seconds_left(num_steps, seconds, time.perf_counter() - start)
             line = f"step {self.num_steps}/{num_steps}: {', '.join(parts)}"
-            progress.say(f"{line}; at most about {left:.0f} s left")
+            progress.line(f"{line}; at most about {left:.0f} s left")
 
     def _seconds_left(self, num_steps: int, seconds: float, elapsed: float) -> float:
         """Estimate from the steps so far how many more seconds `measure` will take."""

@@ -18,13 +18,13 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
 from bert_tools.bench.flops import measure_peak, model_flops, peak_dtype
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import time_steps
 from bert_tools.bench.training_run import TrainingRun, training_run
 from mlperf_bert.config.files import config_to_tables
 from mlperf_bert.config.run_config import RunConfig
 from mlperf_bert.errors import ConfigError, DataError
 from mlperf_bert.files import check_writable, write_file
+from mlperf_bert.run.console import ProgressLines
 from mlperf_bert.run.metrics import memory_bytes
 
 NUM_UPDATES = 4  # distinct updates, each of which is measured several times
@@ -35,7 +35,7 @@ MOST_ROWS = 20  # in a profile
 def measure(
     config: RunConfig,
     device: torch.device,
-    progress: Progress,
+    progress: ProgressLines,
     *,
     steps: int,
     seconds: float,
@@ -63,7 +63,7 @@ def measure(
         if not profile:
             raise ConfigError("--out", "needs --profile", "add --profile or remove --out")
         check_writable(out)
-    progress.start(f"building the model on {device} (step {config.run.step_mode})")
+    progress.line(f"building the model on {device} (step {config.run.step_mode})")
     with training_run(config, device, num_updates=NUM_UPDATES) as run:
         count, step_ms = time_steps(
             run, num_updates=NUM_UPDATES, steps=steps, seconds=seconds, progress=progress
@@ -71,9 +71,9 @@ def measure(
         memory = memory_bytes(device)
         loss = run(count).item()
         if profile:
-            progress.start("profiling a few steps")
+            progress.line("profiling a few steps")
         found = profiled(run, out) if profile else None
-    progress.start("measuring matrix products", seconds=peak_seconds)
+    progress.line(f"measuring matrix products (about {peak_seconds:.0f} s)")
     tokens = statistics.fmean(len(batch.input_ids) for update in run.updates for batch in update)
     peak, peak_reason = measure_peak(config.model, round(tokens), device, peak_seconds)
     rates = rates_of(run, step_ms)

@@ -27,7 +27,6 @@ from bert_tools.bench.baseline import (
     padded_inputs,
     prepare_baselines,
 )
-from bert_tools.bench.progress import Progress
 from bert_tools.bench.timing import InterleavedTimes
 from bert_tools.bench.train import surroundings
 from bert_tools.bench.training_run import (
@@ -42,6 +41,7 @@ from mlperf_bert.config.sections import ModelSection, ScheduleSection
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.model.bert import BertForPretraining
 from mlperf_bert.model.layers import pretraining_loss
+from mlperf_bert.run.console import ProgressLines
 from mlperf_bert.seeds import derive_seed
 from mlperf_bert.step.eager import training_loss_sums
 
@@ -55,7 +55,7 @@ LARGEST_ROUNDED_DIFFERENCE = 0.05  # of a loss near 10, computed in 16 bits or f
 def measure(
     config: RunConfig,
     device: torch.device,
-    progress: Progress,
+    progress: ProgressLines,
     *,
     steps: int,
     seconds: float,
@@ -78,7 +78,7 @@ def measure(
     Raises:
         ConfigError: transformers is not installed, or its losses differ from ours.
     """
-    progress.start("loading transformers")
+    progress.line("loading transformers")
     version = import_transformers().__version__
     config = as_both_train(config)
     compiled: Compiled = ("by layer" if by_layer else "whole") if compile else "no"
@@ -97,18 +97,18 @@ def _compared(
     config: RunConfig,
     compiled: Compiled,
     device: torch.device,
-    progress: Progress,
+    progress: ProgressLines,
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
     """Check that the models have the same loss, measure their steps, and return the results."""
-    progress.start(f"building our model and that of transformers on {device}")
+    progress.line(f"building our model and that of transformers on {device}")
     model, seed = config.model, int(config.run.seed)
     updates, by_length = mixed_and_sorted(config, min(NUM_BATCHES, steps))
     data = make_data(config, updates, by_length, device)
     exact = make_ours(exact_model(model), seed, device)
     loss_difference = check_same_loss(exact, make_baseline(exact, model, device), data)
-    progress.say(
+    progress.line(
         "with equal weights, our model and that of transformers have the same loss "
         f"(difference {loss_difference:.1e})"
     )
@@ -125,7 +125,7 @@ def _compared(
         check=lambda name, loss: check_loss(loss, expected[name], model),
         progress=progress,
     )
-    progress.start(f"preparing our training step (step {config.run.step_mode})")
+    progress.line(f"preparing our training step (step {config.run.step_mode})")
     del exact
     shapes = run_shapes(config) if config.run.step_mode == "captured" else ()
     with run_of_model(ours, config, updates, shapes) as run:

@@ -315,7 +315,7 @@ def _clean_all(
         jobs,
         workers,
         sizes=[text_bytes(pieces) for _, pieces in jobs],
-        words=("cleaned", "parts"),
+        activity="cleaning the text",
         quiet=False,
     )
     by_number = {number: cleaned for (number, _), cleaned in found}

@@ -31,10 +31,9 @@ def corpus_vocabulary(parts: Sequence[Path], vocab_size: int, workers: int) -> l
     check_vocab_size(vocab_size)
     sizes = [path.stat().st_size for path in parts]
     count = partial(count_part, share=min(1.0, SAMPLE_BYTES / sum(sizes)))
-    words = ("words counted", "parts")
     raw_counts: Counter[str] = Counter()
     for _, counts in run_with_progress(
-        count, parts, workers, sizes=sizes, words=words, quiet=False
+        count, parts, workers, sizes=sizes, activity="counting words", quiet=False
     ):
         raw_counts.update(counts)
     counted = with_frequent_characters(count_words(raw_counts), vocab_size // 2)

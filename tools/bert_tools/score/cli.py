@@ -5,7 +5,6 @@ Slow modules are imported only after the options and the files have been checked
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,8 +136,8 @@ def _score(args: argparse.Namespace) -> dict[str, Any]:
 
     epochs = 0 if args.no_fine_tune else args.epochs
     settings = Settings(seeds=args.seeds, epochs=epochs, learning_rate=args.learning_rate)
-    with ProgressLines() as lines:
-        pace = _Pace(lines)
+    with ProgressLines().never_silent() as lines:
+        lines.counted("loading the models", "models", 0, 1)
         encoders = _load(args)
         models = [
             {**each.facts(), "peak_learning_rate": settings.rate_for(each)} for each in encoders
@@ -155,9 +154,9 @@ def _score(args: argparse.Namespace) -> dict[str, Any]:
             },
         }
         if labelled is not None:
-            result["labelled"] = _labelled(encoders, labelled, test, settings, pace)
+            result["labelled"] = _labelled(encoders, labelled, test, settings, lines)
         if pairs is not None:
-            advance = pace.start("embedding pairs", "texts", 2 * len(encoders) * len(pairs[0]))
+            advance = lines.counter("embedding pairs", "texts", 2 * len(encoders) * len(pairs[0]))
             found = score_pairs(encoders, *pairs, advance)
             result["pairs"] = {"examples": len(pairs[0]), **found}
     return result
@@ -176,7 +175,11 @@ def _load(args: argparse.Namespace) -> "list[Encoder]":
 
 
 def _labelled(
-    encoders: "list[Encoder]", labelled: "Texts", test: "Texts | None", settings: Any, pace: "_Pace"
+    encoders: "list[Encoder]",
+    labelled: "Texts",
+    test: "Texts | None",
+    settings: Any,
+    lines: ProgressLines,
 ) -> dict[str, Any]:
     """Score the labelled texts with all seeds, and return the summary."""
     from bert_tools.score.classify import Examples, examples_fitted, score_all
@@ -185,30 +188,12 @@ def _labelled(
 
     examples = Examples(joined(labelled, test), len(labelled))
     columns = 1 if labelled.seconds is None else 2
-    embedded = pace.start("embedding", "texts", columns * len(encoders) * len(examples.texts))
-    fitted = pace.start("fitting", "examples", examples_fitted(examples, settings, len(encoders)))
+    embedded = lines.counter("embedding", "texts", columns * len(encoders) * len(examples.texts))
+    fitted = lines.counter(
+        "fitting", "examples", examples_fitted(examples, settings, len(encoders))
+    )
     scores = score_all(encoders, examples, settings, embedded, fitted)
     train_rows, test_rows, _ = examples.split(1)
     summary = summarize(scores, [each.name for each in encoders], examples.ratio, len(test_rows))
     counts = {"train": len(train_rows), "test": len(test_rows)}
     return {**counts, "classes": len(set(labelled.values)), **summary}
-
-
-class _Pace:
-    """Prints how far each part of the work is, how fast it goes, and how long it will take."""
-
-    def __init__(self, lines: ProgressLines) -> None:
-        self._lines, self._doing = lines, "loading the models"
-        lines.never_silent(lambda: self._doing)
-
-    def start(self, activity: str, unit: str, total: int) -> Callable[[int], None]:
-        """Return a function that counts `unit`s of an activity. It starts with its first call."""
-        done = 0
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            self._doing = activity
-            self._lines.counted(activity, unit, done, total)
-
-        return advance

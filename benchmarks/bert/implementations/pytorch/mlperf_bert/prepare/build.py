@@ -163,7 +163,7 @@ def make_set(
     with_baseline: bool,
     corpus: dict[str, str] | None,
     quiet: bool,
-    words: tuple[str, str] = ("prepared", "texts"),
+    activity: str = "preparing texts",
 ) -> Manifest:
     """Write the unfinished shards of a set and then its index, and run `verify`'s fast check.
 
@@ -176,7 +176,7 @@ def make_set(
         with_baseline: whether to measure and store the context-free baseline.
         corpus: the origin of the text, for the manifest.
         quiet: whether to print no progress.
-        words: verb and noun for the progress lines (see `count_bytes`).
+        activity: the words with which a progress line begins.
 
     Returns the set's manifest. Raises DataError for the same reasons as `make`, if a shard was
     finished with other settings, if more than half of the tokens are [UNK], or if the check fails,
@@ -189,7 +189,9 @@ def make_set(
     for job in jobs:
         is_finished(job, source_sha256=None)
     counted, done, size_of = Tally(), 0, dict(zip(jobs, sizes, strict=True))
-    for job, tally in run_with_progress(make, jobs, workers, sizes=sizes, words=words, quiet=quiet):
+    for job, tally in run_with_progress(
+        make, jobs, workers, sizes=sizes, activity=activity, quiet=quiet
+    ):
         counted += tally
         done += size_of[job]
         if done >= SURE * sum(sizes):

@@ -178,7 +178,7 @@ def import_set(
         with_baseline=False,
         corpus={"examples": "imported from HDF5 files"},
         quiet=quiet,
-        words=("imported", "files"),
+        activity="importing files",
     )
 
 

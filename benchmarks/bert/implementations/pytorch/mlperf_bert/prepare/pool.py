@@ -7,10 +7,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from mlperf_bert.errors import DataError
-from mlperf_bert.run.console import count_bytes
+from mlperf_bert.run.console import ProgressLines
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -22,25 +22,26 @@ def run_with_progress(
     workers: int,
     *,
     sizes: Sequence[int],
-    words: tuple[str, str],
+    activity: str,
     quiet: bool,
-    stream: TextIO | None = None,
+    stderr: bool = False,
 ) -> Iterator[tuple[Job, Result]]:
     """Yield each job with the result of `function(job)`, in the order in which the jobs finish.
 
-    The function prints its progress unless `quiet` is True. `sizes` are the sizes of the jobs in
-    bytes. `words` and `stream` are those of `count_bytes`. Results are not kept after they are
+    The function prints its progress, which begins with `activity`, to stdout or to stderr, unless
+    `quiet` is True. `sizes` are the sizes of the jobs in bytes. Results are not kept after they are
     yielded.
 
     Ctrl-C reaches only this process, which then ends the workers, so a job can be interrupted at
     any time. Raises the errors of `function`, and DataError if a worker dies.
     """
-    advance = count_bytes(len(jobs), sum(sizes), words=words, stream=stream)
+    lines = ProgressLines(stderr=stderr, speaks=not quiet)
+    advance = lines.counter(activity, "kB", sum(sizes) / 1e3)
+    advance(0)
     if workers == 1 or len(jobs) <= 1:
         for job, size in zip(jobs, sizes, strict=True):
             yield job, function(job)
-            if not quiet:
-                advance(size)
+            advance(size / 1e3)
         return
     # Workers are spawned, because a forked child would inherit locks of the caller's threads.
     context = multiprocessing.get_context("spawn")
@@ -54,8 +55,7 @@ def run_with_progress(
             for future in as_completed(list(futures)):
                 job, size = futures.pop(future)
                 yield job, future.result()
-                if not quiet:
-                    advance(size)
+                advance(size / 1e3)
         except BrokenProcessPool:
             problem = "a worker process died, probably because there was not enough memory"
             raise DataError("workers", problem, "run the command with fewer workers") from None

@@ -7,7 +7,6 @@ the fast check finds no problem, the full check reads every shard, and checks it
 samples and their entries in the index.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -239,9 +238,9 @@ def _check_contents(
         manifest.shards,
         workers,
         sizes=[sidecars[entry.file].shard_bytes for entry in manifest.shards],
-        words=("verified", "shards"),
+        activity="verifying shards",
         quiet=quiet,
-        stream=sys.stderr,  # Only the report goes to stdout.
+        stderr=True,  # Only the report goes to stdout.
     ):
         if isinstance(found, DataError):
             report.problems.append(found)

@@ -31,6 +31,7 @@ class ProgressLines:
     def __init__(self, *, stderr: bool = True, speaks: bool = True) -> None:
         self._stderr, self._speaks = stderr, speaks
         self._spoke_s = time.monotonic()
+        self._latest = ""  # the line or the activity that was reported last
         self._next_s = self._spoke_s + LINE_INTERVAL_S
         self._over = threading.Event()
         self._starts_s: dict[str, float] = {}  # when each activity began to be counted
@@ -41,19 +42,21 @@ class ProgressLines:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def never_silent(self, doing: Callable[[], str]) -> Self:
+    def never_silent(self, doing: Callable[[], str] | None = None) -> Self:
         """Print `doing()` whenever nothing was printed for a while, until the with block ends.
 
-        The wait is 2 s on a terminal, where a person is watching, and 15 s otherwise. A separate
-        thread calls `doing`, which returns the text to print.
+        Without `doing`, the text is the latest line or activity. The wait is 2 s on a terminal,
+        where a person is watching, and 15 s otherwise. A separate thread calls `doing`.
         """
         if self._speaks:
-            threading.Thread(target=self._tick, args=(doing,), name="ticks", daemon=True).start()
+            words = doing or (lambda: self._latest)
+            threading.Thread(target=self._tick, args=(words,), name="ticks", daemon=True).start()
         return self
 
     def line(self, text: str) -> None:
         """Print a line."""
         self._spoke_s = time.monotonic()
+        self._latest = text
         self._print(text)
 
     def is_due(self) -> bool:
@@ -64,17 +67,33 @@ class ProgressLines:
         self._next_s = now_s + LINE_INTERVAL_S
         return True
 
-    def counted(self, activity: str, unit: str, done: int, total: int) -> None:
+    def counted(self, activity: str, unit: str, done: float, total: float) -> None:
         """Print how much of an activity is done, its rate and its remaining time, if a line is due.
 
         A call with `done` = 0 starts the time of the activity.
         """
         if done == 0:
             self._starts_s[activity] = time.monotonic()
+            self._latest = activity
         elif self.is_due():
             rate = done / max(time.monotonic() - self._starts_s[activity], 1e-9)
             left = as_clock(max(0, total - done) / rate)
-            self.line(f"{activity}: {done:,} of {total:,} {unit}, {rate:,.1f} per s, {left} left")
+            amount = f"{done:,.0f} of {total:,.0f} {unit}"
+            self.line(f"{activity}: {amount}, {rate:,.1f} per s, {left} left")
+
+    def counter(self, activity: str, unit: str, total: float) -> Callable[[float], None]:
+        """Return a function that adds to the count of an activity, and calls `counted`.
+
+        The time of the activity starts when that function is first called, which must be with 0.
+        """
+        done = 0.0
+
+        def advance(count: float) -> None:
+            nonlocal done
+            done += count
+            self.counted(activity, unit, done, total)
+
+        return advance
 
     def _tick(self, doing: Callable[[], str]) -> None:
         last_tick_s = 0.0
@@ -95,39 +114,6 @@ class ProgressLines:
         if self._speaks:
             with suppress(OSError):  # full disk, closed pipe or closed terminal
                 print(f"{text}\n", end="", file=self._stream, flush=True)  # one write
-
-
-def count_bytes(
-    total_files: int,
-    total_bytes: int,
-    *,
-    words: tuple[str, str] = ("prepared", "texts"),
-    stream: TextIO | None = None,
-) -> Callable[[int], None]:
-    """Return a function that counts finished files and prints the progress.
-
-    Call the returned function after each file, with the size of the file in bytes. That function
-    prints lines like `prepared 3 of 7 texts`, followed by the rate and the remaining time. `words`
-    are the verb and the noun of these lines. The lines are printed to `stream`, by default stdout.
-    """
-    files = num_bytes_done = 0
-    start_s, last_line_s = time.monotonic(), float("-inf")
-
-    def advance(num_bytes: int) -> None:
-        nonlocal files, num_bytes_done, last_line_s
-        files += 1
-        num_bytes_done += num_bytes
-        now_s = time.monotonic()
-        if files < total_files and now_s - last_line_s < LINE_INTERVAL_S:
-            return
-        last_line_s = now_s
-        rate = num_bytes_done / max(now_s - start_s, 1e-9)
-        left_s = (total_bytes - num_bytes_done) / max(rate, 1e-9)
-        line = f"{words[0]} {files} of {total_files} {words[1]}, "
-        line += f"{rate / 1e6:.2f} MB/s, {left_s:.0f} s left"
-        print(line, file=stream, flush=True)
-
-    return advance
 
 
 def as_clock(seconds: float) -> str:
