@@ -42,7 +42,7 @@ def test_every_way_beats_chance_on_separable_texts(out):
 
 def test_the_record_holds_scores_of_each_seed_and_differences(out, model, other):
     result = json.loads((out / "score.json").read_text())
-    assert result["schema_version"] == 1
+    assert result["schema_version"] == 2
     assert (result["model"]["name"], result["against"]["name"]) == ("small", "other")
     assert result["model"]["max_length"] == 16  # of its positions, not the 128 of the option
     assert result["against"]["peak_learning_rate"] == 2 * result["model"]["peak_learning_rate"]
@@ -105,20 +105,6 @@ def test_pairs_of_texts_are_classified(tmp_path, model, capsys):
     assert found["small, frozen features"] > 0.9 and found["bag of words"] > 0.9
 
 
-def test_a_test_file_is_tested_and_all_others_are_trained_on(tmp_path, model, labelled, capsys):
-    test = write_lines(tmp_path / "test.jsonl", opinions(40, seed=9))
-    words = ("--test", test, "--seeds", 2, "--no-fine-tune", "--json")
-    assert score(model, "--labelled", labelled, *words) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["labelled"]["train"], result["labelled"]["test"]) == (80, 40)
-    assert means(result)["small, frozen features"] > 0.8
-    scores = result["labelled"]["scores"]
-    assert any(each["accuracy"] != each["drawn_accuracy"] for each in scores)
-    found = [each["accuracy"] for each in scores if each["way"] == "bag of words"]
-    assert means(result)["bag of words"] == pytest.approx(sum(found) / 2)
-    assert result["files"].keys() == {"labelled", "test"}
-
-
 def test_mistakes_are_refused_in_one_line(tmp_path, model, labelled, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "no_words"):
@@ -128,7 +114,6 @@ def test_mistakes_are_refused_in_one_line(tmp_path, model, labelled, capsys, mon
     good = ("--labelled", labelled)
     for words, said in (
         ((model,), "score: has nothing to score; add --labelled FILE"),
-        ((model, "--pairs", "p.csv", "--test", "t.csv"), "--test: needs --labelled"),
         ((model, *good, "--against", model), "--against: is the model itself; pass"),
         ((model, *good, "--seeds", 0), "--seeds: must be at least 1, not 0"),
         ((model, *good, "--epochs", 0), "use --no-fine-tune for none"),

@@ -6,11 +6,9 @@ from collections import Counter
 
 import pytest
 
-from bert_tools.score.data import Fields, read_labelled, read_pairs, read_test
+from bert_tools.score.data import read_labelled, read_pairs
 from mlperf_bert.errors import DataError
 
-FIELDS = Fields("text", None, "label", "--label-field")
-RATED = Fields("text", None, "score", "--number-field")
 ROWS = [{"text": f'text {n}, "quoted"\nand é', "label": "ab"[n % 2]} for n in range(8)]
 
 
@@ -37,58 +35,42 @@ def test_each_format_gives_the_same_examples(tmp_path, name):
         written(tmp_path / "b.csv", ROWS).rename(path)
     else:
         written(path, ROWS)
-    found = read_labelled(path, FIELDS)
+    found = read_labelled(path)
     assert (found.firsts, found.seconds) == ([row["text"] for row in ROWS], None)
     assert found.values == [row["label"] for row in ROWS] and len(found) == 8
 
 
-def test_pairs_and_named_fields_are_read(tmp_path):
-    rows = [{"a": f"a{n}", "b": f"b{n}", "c": n % 2} for n in range(8)]
+def test_pairs_are_read(tmp_path):
+    rows = [{"text": f"a{n}", "text_pair": f"b{n}", "label": n % 2} for n in range(8)]
     for name in ("a.jsonl", "a.csv", "a.parquet"):
-        path = written(tmp_path / name, rows)
-        found = read_labelled(path, Fields("a", "b", "c", "--label-field"))
-        assert found.seconds == [row["b"] for row in rows] and Counter(found.values) == {
-            "0": 4,
-            "1": 4,
-        }
-    both = written(tmp_path / "b.jsonl", [{**row, "text_pair": "x"} for row in ROWS])
-    assert read_labelled(both, FIELDS).seconds == ["x"] * 8  # found without an option
+        found = read_labelled(written(tmp_path / name, rows))
+        assert found.seconds == [row["text_pair"] for row in rows]
+        assert Counter(found.values) == {"0": 4, "1": 4}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
 def test_an_empty_column_of_second_texts_means_single_texts(tmp_path, name):
     path = written(tmp_path / name, [{**row, "text_pair": None} for row in ROWS])
-    assert read_labelled(path, FIELDS).seconds is None
-    with pytest.raises(DataError, match="'text_pair' is empty"):
-        read_labelled(path, Fields("text", "text_pair", "label", "--label-field"))
+    assert read_labelled(path).seconds is None
     for found, said in (((None, "x"), "has a second text"), (("x", None), "has no second text")):
         rows = [{**ROWS[n % 2], "text_pair": found[n > 3]} for n in range(8)]
         with pytest.raises(DataError, match=r": (line|row) \d+: " + said) as error:
-            read_labelled(written(tmp_path / name, rows), FIELDS)
+            read_labelled(written(tmp_path / name, rows))
         if name != "a.csv":  # whose texts have several lines
             assert {"a.jsonl": "line 9:", "a.parquet": "row 5:"}[name] in str(error.value)
     later = written(tmp_path / "b.jsonl", [*ROWS, {**ROWS[0], "text_pair": "x"}])
     with pytest.raises(DataError, match=r"line 17: has a second text.*fill in 'text_pair' in all"):
-        read_labelled(later, FIELDS)
-
-
-def test_a_field_that_is_meant_for_other_files_may_be_missing(tmp_path):
-    fields = Fields("text", "other", "label", "--label-field", may_be_single=True)
-    assert read_labelled(written(tmp_path / "a.jsonl", ROWS), fields).seconds is None
-    pairs = written(tmp_path / "b.jsonl", [{**row, "other": "x"} for row in ROWS])
-    assert read_labelled(pairs, fields).seconds == ["x"] * 8
-    usual = written(tmp_path / "c.jsonl", [{**row, "text_pair": "y"} for row in ROWS])
-    assert read_labelled(usual, fields).seconds == ["y"] * 8
+        read_labelled(later)
 
 
 def test_a_long_text_of_csv_is_read(tmp_path):
     rows = [{**row, "text": "word " * 30_000} for row in ROWS]
-    assert len(read_labelled(written(tmp_path / "a.csv", rows), FIELDS).firsts[0]) == 150_000
+    assert len(read_labelled(written(tmp_path / "a.csv", rows)).firsts[0]) == 150_000
 
 
 def test_numbers_of_pairs_are_read(tmp_path):
     rows = [{"text": "a", "text_pair": "b", "score": n / 2} for n in range(10)]
-    texts, numbers = read_pairs(written(tmp_path / "p.csv", rows), RATED)
+    texts, numbers = read_pairs(written(tmp_path / "p.csv", rows))
     assert numbers == [n / 2 for n in range(10)] and texts.seconds == ["b"] * 10
 
 
@@ -99,16 +81,20 @@ WRONG = {  # name of the file, its contents, and what is said of it
     "no field": (
         "a.jsonl",
         [*GOOD, '{"txt": "x"}'],
-        "line 9: has no field 'text', only 'txt'; name the field with --text-field",
+        "line 9: has no field 'text', only 'txt'; rename the field to 'text'",
     ),
-    "no label": ("a.jsonl", [*GOOD, '{"text": "x"}'], "no field 'label'.*--label-field"),
+    "no label": (
+        "a.jsonl",
+        [*GOOD, '{"text": "x"}'],
+        "no field 'label'.*; rename the field to 'label'",
+    ),
     "empty text": (
         "a.jsonl",
         [*GOOD, '{"text": " ", "label": "a"}'],
         "line 9: the field 'text' is empty; remove this example",
     ),
     "null text": ("a.jsonl", ['{"text": null, "label": "a"}'], "line 1: the field 'text' is empty"),
-    "a number": ("a.jsonl", ['{"text": 5, "label": "a"}'], "'text' is 5, not a text; name"),
+    "a number": ("a.jsonl", ['{"text": 5, "label": "a"}'], "'text' is 5, not a text; write a text"),
     "NaN text": ("a.jsonl", ['{"text": NaN, "label": "a"}'], "line 1: the field 'text' is empty"),
     "NaN label": ("a.jsonl", ['{"text": "x", "label": NaN}'], "line 1: the field 'label' is nan"),
     "null label": ("a.jsonl", ['{"text": "x", "label": null}'], "the field 'label' is None"),
@@ -138,30 +124,16 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, name):
     path = tmp_path / file
     path.write_bytes(b"".join((x if isinstance(x, bytes) else x.encode()) + b"\n" for x in lines))
     with pytest.raises(DataError, match=said) as error:
-        read_labelled(path, FIELDS)
+        read_labelled(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"lost.csv: No such file.*; check the file's name"):
-        read_labelled(tmp_path / "lost.csv", FIELDS)
+        read_labelled(tmp_path / "lost.csv")
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(DataError, match="is not a regular file"):
-        read_labelled(tmp_path / "folder.csv", FIELDS)
-
-
-def test_the_test_file_must_fit_the_labelled_one(tmp_path):
-    single = read_labelled(written(tmp_path / "a.jsonl", ROWS), FIELDS)
-    double = [{**row, "text_pair": "x"} for row in ROWS]
-    paired = read_labelled(written(tmp_path / "b.jsonl", double), FIELDS)
-    assert len(read_test(tmp_path / "a.jsonl", FIELDS, single)) == 8
-    with pytest.raises(DataError, match=r"b.jsonl: has pairs of texts, but .*a.jsonl has single"):
-        read_test(tmp_path / "b.jsonl", FIELDS, single)
-    with pytest.raises(DataError, match=r"a.jsonl: line 1: has no field 'text_pair'"):
-        read_test(tmp_path / "a.jsonl", FIELDS, paired)
-    new = written(tmp_path / "c.jsonl", [{"text": "x", "label": "c"}])
-    with pytest.raises(DataError, match=r"has the class 'c', which .*a.jsonl lacks; add"):
-        read_test(new, FIELDS, single)
+        read_labelled(tmp_path / "folder.csv")
 
 
 def test_numbers_that_rank_nothing_are_refused(tmp_path):
@@ -171,9 +143,7 @@ def test_numbers_that_rank_nothing_are_refused(tmp_path):
         ([row, {**row, "score": 2}], "has 2 pairs"),
         ([row, {**row, "score": "high"}], "line 3: the field 'score' is 'high'; write a finite"),
         ([{**row, "score": "inf"}], "write a finite number"),
-        ([{"text": "a", "score": 1}], "has no field 'text_pair', only 'text', 'score'.*--pair-f"),
+        ([{"text": "a", "score": 1}], "has no field 'text_pair', only 'text', 'score'; rename"),
     ):
         with pytest.raises(DataError, match=said):
-            read_pairs(
-                written(tmp_path / "p.csv" if len(rows) < 3 else tmp_path / "p.jsonl", rows), RATED
-            )
+            read_pairs(written(tmp_path / ("p.csv" if len(rows) < 3 else "p.jsonl"), rows))

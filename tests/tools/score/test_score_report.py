@@ -47,7 +47,7 @@ def test_a_verdict_needs_an_interval_without_zero():
 
 def summary(own, words):
     scores = [
-        Score(way, model, seed, *[value] * 4)
+        Score(way, model, seed, value, value)
         for way, model, values in ((PROBE, "m", own), (BAG_OF_WORDS, None, words))
         for seed, value in enumerate(values, 1)
     ]
@@ -81,49 +81,6 @@ def test_differences_are_paired_by_seed():
     result = summary((0.5, 0.7, 0.9), (0.45, 0.64, 0.85))
     (found,) = result["labelled"]["differences"]
     assert found["verdict"] == BETTER and found["accuracy"]["half_width"] < 0.04
-
-
-def test_draws_decide_only_the_half_width():
-    scores = [
-        Score(way, model, seed, value, value, drawn, drawn)
-        for way, model, value in ((PROBE, "m", 0.9), (BAG_OF_WORDS, None, 0.6))
-        for seed, drawn in enumerate((value - 0.2, value - 0.1, value - 0.3), 1)
-    ]
-    found = summarize(scores, ["m"], 1.0, 100)
-    mean, change = found["means"][0]["accuracy"], found["differences"][0]["accuracy"]
-    assert mean["mean"] == 0.9 and change["mean"] == pytest.approx(0.3)
-    assert mean["half_width"] == pytest.approx(4.302653 * 0.1 * math.sqrt(1 / 3 + 1))
-    least = 4.302653 / 100 * math.sqrt(1 / 3 + 1)  # the draws of both are the same
-    assert change["half_width"] == pytest.approx(least)
-
-
-def test_a_test_file_is_scored_whole():
-    values = ["a", "b"] * 8 + ["a", "b", "b"] * 5
-    texts = classify.Texts(None, [f"t{n}" for n in range(31)], None, values)
-    examples = classify.Examples(texts, 16)
-    draws = []
-    for seed in (1, 2):
-        train, test, drawn = examples.split(seed)
-        assert [*train, *test] == list(range(31)) and max(drawn) < len(test) == len(drawn)
-        draws.append(list(drawn))
-        assert len(set(draws[-1])) < len(test)
-        assert sum(values[row] == "b" for row in test[drawn]) == 10
-    assert draws[0] != draws[1]
-    _, test, drawn = classify.Examples(texts, 31).split(1)
-    assert list(drawn) == list(range(len(test)))
-
-
-def test_macro_f1_is_of_the_classes_that_the_test_file_has(monkeypatch):
-    """A class that is only predicted has no F1 of its own, so methods stay comparable."""
-    values = ["a", "b", "c"] * 5 + ["a", "b"] * 2
-    texts = classify.Texts(None, [f"t{n}" for n in range(19)], None, values)
-    monkeypatch.setattr(classify, "probe", lambda *_: np.array(["a", "b", "a", "c"]))
-    told = (lambda _: None, lambda _: None)
-    settings = classify.Settings(seeds=1, epochs=0, learning_rate=None)
-    found = classify.score_all([], classify.Examples(texts, 15), settings, *told)
-    (score,) = [each for each in found if each.way == BAG_OF_WORDS]
-    assert score.accuracy == 0.75
-    assert score.macro_f1 == pytest.approx((1 + 2 / 3) / 2)  # of a; of b, half of which is missed
 
 
 def test_spearman_by_hand():
@@ -177,7 +134,7 @@ def test_a_small_set_gets_more_epochs():
 def test_what_is_printed(snapshot):
     """Two models with two seeds each, and pairs."""
     scores = [
-        Score(way, model, seed, *(value, value - 0.1) * 2)
+        Score(way, model, seed, value, value - 0.1)
         for way, model, values in (
             ("fine-tuned", "m", (0.9, 0.91)),
             (PROBE, "m", (0.8, 0.7)),
@@ -208,9 +165,9 @@ def test_a_model_has_its_color_if_its_name_begins_another():
     """A baseline is grey."""
     row = {"spearman": 0.5, "low": 0.6, "high": 0.7}  # a bootstrap interval may miss the value
     scores = [
-        Score(PROBE, "m", 1, *[0.5] * 4),
-        Score(PROBE, "m2", 1, *[0.5] * 4),
-        Score(BAG_OF_WORDS, None, 1, *[0.5] * 4),
+        Score(PROBE, "m", 1, 0.5, 0.5),
+        Score(PROBE, "m2", 1, 0.5, 0.5),
+        Score(BAG_OF_WORDS, None, 1, 0.5, 0.5),
     ]
     result = {
         "model": {"name": "m"},

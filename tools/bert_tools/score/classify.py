@@ -23,7 +23,6 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import resample
 from torch import nn
 
 from bert_tools.score.data import Texts
@@ -34,6 +33,7 @@ from mlperf_bert.errors import ConfigError
 from mlperf_bert.seeds import derive_seed
 
 TEST_SHARE = 0.25
+TEST_RATIO = TEST_SHARE / (1 - TEST_SHARE)  # of test examples to training examples
 BATCH = 16
 MIN_UPDATES, _EPOCHS = 200, 4
 STRENGTHS = [float(10**power) for power in range(-3, 3)]  # inverse of the regularization
@@ -76,48 +76,15 @@ class Settings:
         return self.learning_rate or _BASE_RATE * _BASE_SIZE / encoder.hidden_size
 
 
-@dataclass(frozen=True, slots=True)
-class Examples:
-    """The labelled examples, followed by those of --test if there are any.
-
-    `num_train` is the number of labelled examples. `is_split` is True if some of them are tested.
-    """
-
-    texts: Texts
-    num_train: int
-
-    @property
-    def is_split(self) -> bool:
-        """Return True if there is no --test, so that each seed splits the labelled examples."""
-        return self.num_train == len(self.texts)
-
-    @property
-    def ratio(self) -> float:
-        """Return the number of test examples per training example, as the intervals need it.
-
-        With --test, all seeds draw from one file. The ratio 1 makes the interval at least as wide
-        as that of a single draw.
-        """
-        return TEST_SHARE / (1 - TEST_SHARE) if self.is_split else 1.0
-
-    def split(self, seed: int) -> tuple[Rows, Rows, Rows]:
-        """Return the training rows and the test rows of a seed.
-
-        All classes occur in both, except that the file of --test may lack some.
-        Intervals come from the third rows, which count from the first test row. They are all test
-        rows, or a draw with replacement from those of --test.
-        """
-        labels = np.array(self.texts.values)
-        rows = np.arange(len(labels))
-        state = derive_seed(seed, "split") % 2**32
-        if self.is_split:
-            train, test = train_test_split(
-                rows, test_size=TEST_SHARE, stratify=labels, random_state=state
-            )
-            return train, test, np.arange(len(test))
-        train, test = rows[: self.num_train], rows[self.num_train :]
-        drawn = resample(np.arange(len(test)), stratify=labels[test], random_state=state)
-        return train, test, drawn
+def split(texts: Texts, seed: int) -> tuple[Rows, Rows]:
+    """Return the training rows and the test rows of a seed. All classes occur in both."""
+    train, test = train_test_split(
+        np.arange(len(texts)),
+        test_size=TEST_SHARE,
+        stratify=texts.values,
+        random_state=derive_seed(seed, "split") % 2**32,
+    )
+    return train, test
 
 
 def pair_features(first: Any, second: Any, cosines: npt.NDArray[Any]) -> Any:
@@ -241,7 +208,7 @@ def _batches(rows: Rows) -> Iterator[Rows]:
 
 def score_all(
     encoders: Sequence[Encoder],
-    examples: Examples,
+    texts: Texts,
     settings: Settings,
     embedded: Callable[[int], None],
     fitted: Callable[[int], None],
@@ -251,11 +218,11 @@ def score_all(
     `embedded` is told the number of texts that were embedded, and `fitted` the number of examples
     that a classifier was fitted to or tested on.
     """
-    texts, labels = examples.texts, np.array(examples.texts.values)
+    labels = np.array(texts.values)
     features = {each.name: features_of(each, texts, embedded) for each in encoders}
     scores = []
     for seed in range(1, settings.seeds + 1):
-        train, test, drawn = examples.split(seed)
+        train, test = split(texts, seed)
         found: list[tuple[str, str | None, Any]] = []
         for encoder in encoders:
             fitted(0)
@@ -270,21 +237,16 @@ def score_all(
         fitted(len(train))
         names, counts = np.unique(labels[train], return_counts=True)
         found.append((MOST_FREQUENT, None, np.full(len(test), names[counts.argmax()])))
-        present = np.unique(labels[test])  # the file of --test may lack classes
         for way, model, classes in found:
-            measured: list[float] = []
-            for wanted, given in ((test, classes), (test[drawn], classes[drawn])):
-                f1 = f1_score(
-                    labels[wanted], given, labels=present, average="macro", zero_division=0
-                )
-                measured += [float(accuracy_score(labels[wanted], given)), float(f1)]
-            scores.append(Score(way, model, seed, *measured))
+            accuracy = float(accuracy_score(labels[test], classes))
+            f1 = float(f1_score(labels[test], classes, average="macro", zero_division=0))
+            scores.append(Score(way, model, seed, accuracy, f1))
     return scores
 
 
-def examples_fitted(examples: Examples, settings: Settings, encoders: int) -> int:
+def examples_fitted(texts: Texts, settings: Settings, encoders: int) -> int:
     """Return the number of examples that `score_all` passes to `fitted` in all."""
-    train, test, _ = map(len, examples.split(1))
+    train, test = map(len, split(texts, 1))
     total = (encoders + 1) * train
     if settings.epochs != 0:
         total += encoders * (settings.epochs_for(train) * train + test)

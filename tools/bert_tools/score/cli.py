@@ -37,20 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help=text)
     scored = parser.add_argument_group("what is scored")
     for name, metavar, text in (
-        ("labelled", "FILE", "JSON lines, CSV or Parquet with texts, or pairs of them, and labels"),
-        ("test", "FILE", "test on this file, and train on all of --labelled"),
-        ("pairs", "FILE", "pairs of texts with a number that tells how similar they are"),
+        ("labelled", "FILE", "JSON lines, CSV or Parquet with text, text_pair (if any) and label"),
+        ("pairs", "FILE", "rated pairs of texts, with the fields text, text_pair and score"),
         ("against", "DIR", "directory of another model to compare with"),
     ):
         scored.add_argument(f"--{name}", type=Path, metavar=metavar, help=text)
-    fields = parser.add_argument_group("how files are read")
-    for name, default, text in (
-        ("text", "text", "field of the text"),
-        ("pair", None, "field of the second text (default: text_pair if the file has it)"),
-        ("label", "label", "field of the label"),
-        ("number", "score", "field of the number in --pairs"),
-    ):
-        fields.add_argument(f"--{name}-field", metavar="NAME", default=default, help=text)
     trained = parser.add_argument_group("how models are trained")
     text = "number of repetitions, with the seeds 1, 2 and so on"
     trained.add_argument("--seeds", type=int, metavar="N", default=5, help=text)
@@ -62,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trained.add_argument("--no-fine-tune", action="store_true", help=text)
     text = "number of tokens after which a text is cut"
     trained.add_argument("--max-length", type=int, metavar="N", default=128, help=text)
-    output = parser.add_argument_group("device and output")
-    text = "device to run the models on"
-    output.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
+    output = parser.add_argument_group("output")
     text = f"directory to write {RECORD} and {PICTURE} to"
     output.add_argument("--out", type=Path, metavar="DIR", help=text)
     text = "print one JSON object instead of the table"
@@ -105,8 +94,6 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.labelled is None and args.pairs is None:
         problem = "has nothing to score"
         raise ConfigError("score", problem, "add --labelled FILE, --pairs FILE or both")
-    if args.test is not None and args.labelled is None:
-        raise ConfigError("--test", "needs --labelled", "add --labelled FILE to train on")
     if args.against == args.model:
         raise ConfigError("--against", "is the model itself", "pass the directory of another model")
     for name, least in _LEAST.items():
@@ -121,16 +108,11 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _score(args: argparse.Namespace) -> dict[str, Any]:
     """Read the files, load the models, and return the scores as values for JSON."""
-    from bert_tools.score.data import Fields, read_labelled, read_pairs, read_test
+    from bert_tools.score.data import read_labelled, read_pairs
     from bert_tools.score.report import SCHEMA_VERSION
 
-    names = args.text_field, args.pair_field
-    # With --pairs, the option --pair-field may be meant for that file alone.
-    fields = Fields(*names, args.label_field, "--label-field", may_be_single=bool(args.pairs))
-    rated = Fields(*names, args.number_field, "--number-field")
-    labelled = read_labelled(args.labelled, fields) if args.labelled else None
-    test = read_test(args.test, fields, labelled) if args.test and labelled else None
-    pairs = read_pairs(args.pairs, rated) if args.pairs else None
+    labelled = read_labelled(args.labelled) if args.labelled else None
+    pairs = read_pairs(args.pairs) if args.pairs else None
     from bert_tools.score.classify import Settings
     from bert_tools.score.similarity import score_pairs
 
@@ -149,12 +131,12 @@ def _score(args: argparse.Namespace) -> dict[str, Any]:
             "settings": asdict(settings),
             "files": {
                 name: {"path": str(path), "sha256": file_digest(path, "pass a file")}
-                for name in ("labelled", "test", "pairs")
+                for name in ("labelled", "pairs")
                 if (path := getattr(args, name)) is not None
             },
         }
         if labelled is not None:
-            result["labelled"] = _labelled(encoders, labelled, test, settings, lines)
+            result["labelled"] = _labelled(encoders, labelled, settings, lines)
         if pairs is not None:
             advance = lines.counter("embedding pairs", "texts", 2 * len(encoders) * len(pairs[0]))
             found = score_pairs(encoders, *pairs, advance)
@@ -167,7 +149,7 @@ def _load(args: argparse.Namespace) -> "list[Encoder]":
     from mlperf_bert.distributed.launch import RankInfo, choose_device, set_cpu_threads
 
     single = RankInfo(0, 1, 0, 1, 0, "single")
-    device = choose_device(args.device, single, "allow")
+    device = choose_device("auto", single, "allow")
     set_cpu_threads(single)
     paths = [path for path in (args.model, args.against) if path is not None]
     pairs = zip(paths, names_of(paths), strict=True)
@@ -175,25 +157,18 @@ def _load(args: argparse.Namespace) -> "list[Encoder]":
 
 
 def _labelled(
-    encoders: "list[Encoder]",
-    labelled: "Texts",
-    test: "Texts | None",
-    settings: Any,
-    lines: ProgressLines,
+    encoders: "list[Encoder]", labelled: "Texts", settings: Any, lines: ProgressLines
 ) -> dict[str, Any]:
     """Score the labelled texts with all seeds, and return the summary."""
-    from bert_tools.score.classify import Examples, examples_fitted, score_all
-    from bert_tools.score.data import joined
+    from bert_tools.score.classify import TEST_RATIO, examples_fitted, score_all, split
     from bert_tools.score.report import summarize
 
-    examples = Examples(joined(labelled, test), len(labelled))
     columns = 1 if labelled.seconds is None else 2
-    embedded = lines.counter("embedding", "texts", columns * len(encoders) * len(examples.texts))
-    fitted = lines.counter(
-        "fitting", "examples", examples_fitted(examples, settings, len(encoders))
-    )
-    scores = score_all(encoders, examples, settings, embedded, fitted)
-    train_rows, test_rows, _ = examples.split(1)
-    summary = summarize(scores, [each.name for each in encoders], examples.ratio, len(test_rows))
+    embedded = lines.counter("embedding", "texts", columns * len(encoders) * len(labelled))
+    total = examples_fitted(labelled, settings, len(encoders))
+    fitted = lines.counter("fitting", "examples", total)
+    scores = score_all(encoders, labelled, settings, embedded, fitted)
+    train_rows, test_rows = split(labelled, 1)
+    summary = summarize(scores, [each.name for each in encoders], TEST_RATIO, len(test_rows))
     counts = {"train": len(train_rows), "test": len(test_rows)}
     return {**counts, "classes": len(set(labelled.values)), **summary}

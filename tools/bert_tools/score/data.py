@@ -20,27 +20,13 @@ from mlperf_bert.extras import require_packages
 from mlperf_bert.files import in_brief, open_regular_file, parse_json_object, read_regular_file
 
 JSON_LINES, CSV, PARQUET = (".jsonl", ".ndjson", ".json"), ".csv", ".parquet"
-PAIR_FIELD = "text_pair"
+TEXT, PAIR, LABEL, NUMBER = "text", "text_pair", "label", "score"  # names of fields
 MIN_PER_CLASS = 4  # three to train on, and one to test on
 MIN_PAIRS = 10
 MAX_BYTES = 2**31
 _OTHER_FORM = f"write it as JSON lines ({JSON_LINES[0]}), {CSV} or {PARQUET}"
 
 Row = tuple[str, Mapping[str, Any]]  # its place, such as `set.jsonl: line 3`, and its fields
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The names of a file's fields. `pair` is None if the user named no second text.
-
-    `may_be_single` says that a file without the field `pair` has single texts.
-    """
-
-    text: str
-    pair: str | None
-    value: str  # the label or the number
-    value_option: str  # the option that sets `value`
-    may_be_single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +46,9 @@ class Texts:
         return len(self.firsts)
 
 
-def read_labelled(path: Path, fields: Fields) -> Texts:
+def read_labelled(path: Path) -> Texts:
     """Read texts, or pairs of texts, with labels. Raises DataError or ConfigError."""
-    found = _read(path, fields, needs_pair=False)
+    found = _read(path, LABEL, needs_pair=False)
     counts = Counter(found.values)
     if len(counts) < 2:
         problem = f"has only the class {in_brief(found.values[0])}"
@@ -75,22 +61,9 @@ def read_labelled(path: Path, fields: Fields) -> Texts:
     return found
 
 
-def read_test(path: Path, fields: Fields, labelled: Texts) -> Texts:
-    """Read the file of --test, whose classes and form must be those of `labelled`."""
-    found = _read(path, fields, needs_pair=labelled.seconds is not None)
-    if labelled.seconds is None and found.seconds is not None:
-        problem = f"has pairs of texts, but {labelled.path} has single texts"
-        raise DataError(str(path), problem, "pass files of the same form")
-    unknown = sorted(set(found.values) - set(labelled.values))
-    if unknown:
-        problem = f"has the class {in_brief(unknown[0])}, which {labelled.path} lacks"
-        raise DataError(str(path), problem, f"add examples of it to {labelled.path}")
-    return found
-
-
-def read_pairs(path: Path, fields: Fields) -> tuple[Texts, list[float]]:
+def read_pairs(path: Path) -> tuple[Texts, list[float]]:
     """Read pairs of texts with numbers, of which at least two must differ."""
-    found = _read(path, fields, needs_pair=True)
+    found = _read(path, NUMBER, needs_pair=True)
     numbers = [float(value) for value in found.values]
     if len(numbers) < MIN_PAIRS or len(set(numbers)) < 2:
         problem = f"has {len(numbers)} pairs with {len(set(numbers))} different numbers"
@@ -99,37 +72,22 @@ def read_pairs(path: Path, fields: Fields) -> tuple[Texts, list[float]]:
     return found, numbers
 
 
-def joined(first: Texts, then: Texts | None) -> Texts:
-    """Return the examples of two files, which are both single texts or both pairs."""
-    if then is None:
-        return first
-    seconds = None
-    if first.seconds is not None and then.seconds is not None:
-        seconds = first.seconds + then.seconds
-    return Texts(first.path, first.firsts + then.firsts, seconds, first.values + then.values)
-
-
-def _read(path: Path, fields: Fields, *, needs_pair: bool) -> Texts:
-    """Read a file whose values are labels, or numbers if `fields.value_option` says so."""
+def _read(path: Path, value_field: str, *, needs_pair: bool) -> Texts:
+    """Read a file whose field `value_field` contains labels (LABEL) or numbers (NUMBER)."""
     firsts: list[str] = []
     seconds: list[str] = []
     values: list[str] = []
-    pair = fields.pair or PAIR_FIELD
-    is_number = fields.value_option == "--number-field"
-    needs_pair |= fields.pair is not None and not fields.may_be_single
     for where, row in _rows(path):
-        if fields.may_be_single and fields.pair not in row:  # it is a field of --pairs
-            pair = PAIR_FIELD
-        is_pair = needs_pair or not _is_empty(row.get(pair))
+        is_pair = needs_pair or not _is_empty(row.get(PAIR))
         if firsts and is_pair != bool(seconds):
             problem = f"has {'a' if is_pair else 'no'} second text, unlike the examples before it"
-            raise DataError(where, problem, f"fill in {in_brief(pair)} in all examples or in none")
-        firsts.append(_text(where, row, fields.text, "--text-field"))
+            raise DataError(where, problem, f"fill in {in_brief(PAIR)} in all examples or in none")
+        firsts.append(_text(where, row, TEXT))
         if is_pair:
-            seconds.append(_text(where, row, pair, "--pair-field"))
-        value = _value(where, row, fields)
-        if is_number and not _is_finite(value):
-            problem = f"the field {in_brief(fields.value)} is {in_brief(value)}"
+            seconds.append(_text(where, row, PAIR))
+        value = _value(where, row, value_field)
+        if value_field == NUMBER and not _is_finite(value):
+            problem = f"the field {in_brief(value_field)} is {in_brief(value)}"
             raise DataError(where, problem, "write a finite number")
         values.append(value)
     if not firsts:
@@ -137,21 +95,20 @@ def _read(path: Path, fields: Fields, *, needs_pair: bool) -> Texts:
     return Texts(path, firsts, seconds or None, values)
 
 
-def _field(where: str, row: Mapping[str, Any], name: str, option: str) -> Any:
+def _field(where: str, row: Mapping[str, Any], name: str) -> Any:
     if name not in row:
         there = ", ".join(in_brief(each) for each in list(row)[:8] if each is not None)
         problem = f"has no field {in_brief(name)}, only {there or 'an empty object'}"
-        raise DataError(where, problem, f"name the field with {option}")
+        raise DataError(where, problem, f"rename the field to {in_brief(name)}")
     return row[name]
 
 
-def _text(where: str, row: Mapping[str, Any], name: str, option: str) -> str:
-    value = _field(where, row, name, option)
+def _text(where: str, row: Mapping[str, Any], name: str) -> str:
+    value = _field(where, row, name)
     if _is_empty(value):
         problem, remedy = "is empty", "remove this example"
     elif not isinstance(value, str):
-        problem = f"is {in_brief(value)}, not a text"
-        remedy = f"name the field of the text with {option}"
+        problem, remedy = f"is {in_brief(value)}, not a text", "write a text there"
     elif re.search("[\ud800-\udfff]", value):
         problem, remedy = "contains half of a character, such as \\ud800", "write both halves"
     else:
@@ -164,11 +121,11 @@ def _is_empty(value: Any) -> bool:
     return is_blank or value is None or value != value  # NaN of pandas
 
 
-def _value(where: str, row: Mapping[str, Any], fields: Fields) -> str:
-    value = _field(where, row, fields.value, fields.value_option)
+def _value(where: str, row: Mapping[str, Any], name: str) -> str:
+    value = _field(where, row, name)
     if isinstance(value, str | int | float) and not _is_empty(value):
         return str(value).strip()
-    problem = f"the field {in_brief(fields.value)} is {in_brief(value)}"
+    problem = f"the field {in_brief(name)} is {in_brief(value)}"
     raise DataError(where, problem, "write a word or a number there, or remove this example")
 
 

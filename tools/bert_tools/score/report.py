@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bert_tools.common.results import aligned, mean_and_half_width, new_figure, quantile_95
@@ -11,7 +10,7 @@ from bert_tools.common.results import aligned, mean_and_half_width, new_figure, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FINE_TUNED, PROBE = "fine-tuned", "frozen features"
 BAG_OF_WORDS, MOST_FREQUENT = "bag of words", "most frequent class"
 TFIDF_COSINE = "tf-idf cosine"
@@ -25,8 +24,7 @@ _COLORS, _GREY = ("#2f6db3", "#d9722e"), "#8a8a8a"  # the model, the other model
 class Score:
     """The scores (0 .. 1) of one way of classifying, with one seed.
 
-    `model` is None for a baseline that uses no model. Means come from the scores on all test
-    examples, and half-widths of intervals from those on a draw, which differ only with --test.
+    `model` is None for a baseline that uses no model.
     """
 
     way: str
@@ -34,8 +32,6 @@ class Score:
     seed: int
     accuracy: float
     macro_f1: float
-    drawn_accuracy: float
-    drawn_macro_f1: float
 
     @property
     def method(self) -> str:
@@ -80,10 +76,7 @@ def summarize(
             less = [getattr(each, name) for each in other] if other else [0.0] * len(found)
             return [getattr(a, name) - b for a, b in zip(found, less, strict=True)]
 
-        return {
-            name: interval(values(f"drawn_{name}"), ratio, num_test) | {"mean": fmean(values(name))}
-            for name in _MEASURES
-        }
+        return {name: interval(values(name), ratio, num_test) for name in _MEASURES}
 
     by_method: dict[str, list[Score]] = {}
     for each in scores:
