@@ -34,7 +34,6 @@ REFUSED = {
     SUGGEST: {
         "--nodes 0": "--nodes: is 0",
         "--nodes 5000": "40,000 ranks, but a batch has at most 16,384 sequences",
-        "--nodes 1 --out own_2x8x56x1.toml": "must be named after the size in [parallel], 1x8x56x1",
         "--nodes 1 --out kept.csv/own.toml": "kept.csv: File exists; use a directory",
     },
     LAW: {

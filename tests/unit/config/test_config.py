@@ -16,7 +16,7 @@ from mlperf_bert.config.files import (
     tables_to_toml,
 )
 from mlperf_bert.errors import ConfigError
-from support import CONFIGS, TINY_CONFIG, refusal
+from support import CONFIGS, refusal
 
 
 def test_round_trip_is_equal(tiny_config, tmp_path):
@@ -194,15 +194,6 @@ def test_a_setting_that_is_gone_may_have_the_value_that_is_left(tiny_config, tmp
     (tmp_path / "old.toml").write_text(tables_to_toml(tables))
     with pytest.raises(ConfigError, match=r"unknown setting 'model\.head'"):
         load_config(tmp_path / "old.toml")
-
-
-def test_file_name_must_hold_its_size(tmp_path):
-    good, bad = tmp_path / "box_1x1x16x1.toml", tmp_path / "recipe_box_1x2x16x1.toml"
-    for path in (good, bad):
-        path.write_text(TINY_CONFIG, encoding="utf-8")
-    assert load_config(good).parallel.global_batch_size == 16
-    with pytest.raises(ConfigError, match="1x1x16x1"):
-        load_config(bad)
 
 
 @pytest.mark.parametrize(

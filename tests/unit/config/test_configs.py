@@ -31,7 +31,10 @@ def load(stem):
 @pytest.mark.parametrize("path", NAMED_BY_SIZE, ids=name)
 def test_captured_on_cuda_with_bert_large(path):
     """Or with ModernBERT-base, whose number of weights is the published 149 million."""
-    config, text = load_config(path), path.read_text("utf-8")  # holds its size against its name
+    config, text = load_config(path), path.read_text("utf-8")
+    sizes = ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps")
+    size = "x".join(str(getattr(config.parallel, each)) for each in sizes)
+    assert path.stem.endswith(f"_{size}")
     assert text.startswith("# Not run. ")
     assert config.mlperf.division == ("open" if path in OPEN else "closed")
     assert (config.run.device, config.run.step_mode) == ("cuda", "captured")

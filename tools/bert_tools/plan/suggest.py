@@ -22,7 +22,7 @@ from bert_tools.plan.recipes import (
     lamb_recipe,
     samples_to_target,
 )
-from mlperf_bert.config.files import check_file_name, config_from_tables, tables_to_toml
+from mlperf_bert.config.files import config_from_tables, tables_to_toml
 from mlperf_bert.config.run_config import (
     CLOSED_TARGET_ACCURACY,
     MOST_OF_UNEQUAL_COUNTS,
@@ -82,7 +82,6 @@ def answer(args: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str]]:
     path = args.out or Path("runs") / found.name
     if os.path.lexists(path):
         raise ConfigError("--out", f"{path} exists", "pass a new file, or remove the existing file")
-    check_file_name(path, found.config.parallel)
     make_directory(path.parent)
     write_file(path, to_toml(found).encode("ascii"))
     config = found.config

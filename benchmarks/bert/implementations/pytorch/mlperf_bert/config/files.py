@@ -4,15 +4,12 @@ This module also adds the command-line options that specify a config, which are 
 and `--init-checkpoint`.
 
 Reading is strict. An unknown section or setting, a missing setting, or a value of a wrong type
-raises a ConfigError that names the setting. A file name may contain the size of the run, as in
-`[<recipe>_]<system>_<nodes>x<ranks>x<batch>x<accum>.toml`. That size must match the [parallel]
-section.
+raises a ConfigError that names the setting.
 """
 
 import dataclasses
 import json
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +17,6 @@ from typing import Any
 
 from mlperf_bert.arguments import Options
 from mlperf_bert.config.run_config import RunConfig
-from mlperf_bert.config.sections import ParallelSection
 from mlperf_bert.config.settings import all_settings, find_setting, sections, unknown_setting
 from mlperf_bert.errors import ConfigError
 from mlperf_bert.files import in_brief, read_regular_file
@@ -57,7 +53,6 @@ _GONE: dict[str, tuple[Any, ...] | None] = {
     "clip.bucket_count": (22,),
     "checkpoint.save": ("end", "never"),
 }
-_SIZE_IN_NAME = re.compile(r"_(\d+)x(\d+)x(\d+)x(\d+)$")
 
 
 def add_config(options: Options, text: str = FILE_OR_NAME, *, required: bool = True) -> None:
@@ -130,7 +125,6 @@ def load_config(
     if init_checkpoint is not None:
         changes.append(("run", "init_checkpoint", str(init_checkpoint)))
     config = config_from_tables(tables, str(path))
-    check_file_name(path, config.parallel)
     for section, field, value in changes:
         tables.setdefault(section, {})[field] = value
     return config_from_tables(tables, "--set") if changes else config
@@ -270,18 +264,6 @@ def parse_override(override: str) -> tuple[str, str, Any]:
     except ValueError:
         value = text.strip()  # a bare word is a string
     return section, field, value
-
-
-def check_file_name(path: Path, parallel: ParallelSection) -> None:
-    """Raise ConfigError if the size in a config's file name differs from its [parallel] section."""
-    match = _SIZE_IN_NAME.search(path.stem)
-    if match is None:
-        return
-    names = ("nodes", "ranks_per_node", "local_batch_size", "grad_accum_steps")
-    size = [getattr(parallel, name) for name in names]
-    if [int(number) for number in match.groups()] != size:
-        problem = f"must be named after the size in [parallel], {'x'.join(map(str, size))}"
-        raise ConfigError(str(path), problem, "rename the file, or change [parallel]")
 
 
 def to_toml(value: Any) -> str:
