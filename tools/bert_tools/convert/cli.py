@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         "Convert weights from Hugging Face or TensorFlow to a checkpoint that `train`, `pretrain` "
-        "and `evaluate` read, and print which tensors were ignored. The source is not changed.",
+        "and `evaluate` read. The source is not changed.",
         "mlperf_bert convert my_bert --from huggingface --out first_weights",
     )
     parser.add_argument(
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert the weights, and print which tensors were ignored. Returns the exit status."""
+    """Convert the weights, and print a summary. Returns the exit status."""
     from bert_tools.huggingface.conversion import plan_conversion, write_checkpoint
 
     source = _open(args.format, args.source)
@@ -76,42 +75,22 @@ def _open(source_format: str, path: Path) -> "Source":
 
 
 def _report(conversion: "Conversion", out: Path) -> list[str]:
-    """Return lines that report which tensors were used, and which commands to run next."""
-    from bert_tools.huggingface.conversion import HEAD, STARTING
+    """Return lines with what was converted, its sizes and its digest, and the next command."""
+    from bert_tools.huggingface.conversion import STARTING
     from mlperf_bert.checkpoint.manifest import MODEL, read_manifest
 
-    source, model, vocabulary = conversion.source, conversion.config.model, conversion.vocabulary
+    source, model = conversion.source, conversion.config.model
     taken = [source.weights[name] for name in conversion.shapes if name in source.weights]
     num_weights = sum(math.prod(weight.shape) for weight in taken)
-    counts = Counter(weight.dtype for weight in taken)
-    dtypes = ", ".join(f"{count} of {dtype}" for dtype, count in sorted(counts.items()))
-    rows = conversion.shapes[source.family.words][0]
-    kept = "all kept"
-    if rows > conversion.word_rows:
-        kept = f"padded with {rows - conversion.word_rows} that no token uses"
-    elif rows < conversion.word_rows:
-        kept = f"without the last {conversion.word_rows - rows}, which no token uses"
-    lines = [
-        f"{source.form}: {len(taken)} tensors matched, {num_weights:,} weights ({dtypes})",
+    published = f", published as {source.published}" if source.published else ""
+    train = ("train", "--data", "DATA", "--config", out / STARTING, "--init-checkpoint", out)
+    return [
+        f"converted {source.form}{published}: {len(taken)} tensors with {num_weights:,} weights, "
+        f"without {len(conversion.ignored)} tensors that this model does not use",
         f"model: {model.num_layers} layers, hidden {model.hidden_size}, "
         f"{model.num_heads} heads, feed-forward {model.intermediate_size}, "
-        f"{model.max_position_embeddings} positions, objective {model.objective}",
-        f"vocabulary: {len(vocabulary):,} tokens, sha256 {vocabulary.sha256}",
-        f"word embedding: {conversion.word_rows:,} rows, {kept}",
+        f"{model.max_position_embeddings} positions, {len(conversion.vocabulary):,} tokens, "
+        f"objective {model.objective}",
+        f"wrote {out} (sha256 of the weights: {read_manifest(out).files[MODEL].sha256})",
+        f"to train from it: {typed(*train)}",
     ]
-    for why, count in Counter(conversion.ignored.values()).items():
-        first = next(name for name, reason in conversion.ignored.items() if reason == why)
-        others = f" and {count - 1} more" if count > 1 else ""
-        lines.append(f"ignored because {why}: {first}{others}")
-    if conversion.drawn:
-        count = len(conversion.drawn)
-        lines.append(f"NOT in the source, so drawn at random: the {HEAD} ({count} tensors)")
-    if source.published:
-        lines.append(f"note: by their md5, these are the weights published as {source.published}")
-    lines.append(f"wrote {out} (sha256 of the weights: {read_manifest(out).files[MODEL].sha256})")
-    for words in (
-        ("pretrain", "TEXT", "--out", "NEW"),
-        ("train", "--data", "DATA", "--config", str(out / STARTING)),
-    ):
-        lines.append(f"to train from it: {typed(*words, '--init-checkpoint', str(out))}")
-    return lines

@@ -142,14 +142,14 @@ def _index_of(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + _INDEX)
 
 
-def sort_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Map each weight's name to our name, and each other name to the reason for ignoring it.
+def sort_names(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Map each weight's name to our name, and return the other names as ignored ones.
 
     A training checkpoint also contains counters and the optimizer's tensors, whose names begin with
     the name of a weight. An unknown name in one of the model's scopes, `bert` and `cls`, is mapped
     to itself among the weights, so that the caller can raise an error.
     """
-    weights, others, ignored = {}, [], {}
+    weights, others, ignored = {}, [], []
     for name in names:
         ours = parameter_name(name)
         if ours is None:
@@ -157,12 +157,11 @@ def sort_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
         else:
             weights[name] = ours
     for name in others:
-        if any(parent in weights for parent in _parents(name)):
-            ignored[name] = "it is optimizer state"
-        elif name.startswith(_MODEL_SCOPES):
+        is_of_optimizer = any(parent in weights for parent in _parents(name))
+        if name.startswith(_MODEL_SCOPES) and not is_of_optimizer:
             weights[name] = name
         else:
-            ignored[name] = "pre-training does not use it"
+            ignored.append(name)
     return weights, ignored
 
 

@@ -7,7 +7,7 @@ of the weights. A converted checkpoint contains no optimizer state.
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,8 +61,8 @@ class Conversion:
     """The plan of a conversion, made before anything is written.
 
     `shapes` maps the names of our parameters to shapes. `drawn` names the parameters to initialize
-    randomly, which are those of the masked-LM head if the source has none. `ignored` maps the name
-    of each unused tensor of the source to the reason.
+    randomly, which are those of the masked-LM head if the source has none. `ignored` names the
+    tensors of the source that are not used.
     """
 
     source: Source
@@ -70,7 +70,7 @@ class Conversion:
     vocabulary: AnyVocabulary
     shapes: Mapping[str, tuple[int, ...]]
     drawn: tuple[str, ...]
-    ignored: Mapping[str, str]
+    ignored: Sequence[str]
 
     @property
     def word_rows(self) -> int:
@@ -122,7 +122,7 @@ def plan_conversion(source: Source, given_vocabulary: Path | None, missing: Miss
         vocabulary=vocabulary,
         shapes=shapes,
         drawn=_drawn(source, shapes, missing),
-        ignored={**source.ignored, **_unused(source, shapes, config.model.objective)},
+        ignored=[*source.ignored, *_unused(source, shapes, config.model.objective)],
     )
 
 
@@ -192,15 +192,13 @@ def _drawn(
     return absent
 
 
-def _unused(
-    source: Source, shapes: Mapping[str, tuple[int, ...]], objective: str
-) -> dict[str, str]:
-    """Return the names of the tensors that our model does not use, with the reason for each.
+def _unused(source: Source, shapes: Mapping[str, tuple[int, ...]], objective: str) -> list[str]:
+    """Return the names of the tensors that our model does not use.
 
     Raises CheckpointError if ignoring a tensor would change the model's results, or if a tensor has
     the wrong shape.
     """
-    unused, kind = {}, ARCHITECTURES[source.family.architecture]
+    unused, kind = [], ARCHITECTURES[source.family.architecture]
     remedy = f"pass a standard {kind} model with the config that belongs to its weights"
     rows = source.weights[source.family.words].shape[0]
     for name, weight in source.weights.items():
@@ -208,7 +206,7 @@ def _unused(
             if objective != "mlm" or not name.startswith(NEXT_SENTENCE):
                 problem = f"this tensor is not part of {kind} as this program implements it"
                 raise CheckpointError(weight.where, problem, remedy)
-            unused[name] = "this model has no next-sentence prediction"
+            unused.append(name)
             continue
         shape = shapes[name]
         wanted = (rows, *shape[1:]) if name in source.family.fills else shape

@@ -94,8 +94,8 @@ def _stored_tensors(folder: Path) -> dict[str, Tensor]:
 
 def _sorted_out(
     folder: Path, stored: Mapping[str, Tensor], family: Family
-) -> tuple[dict[str, Weight], dict[str, str]]:
-    """Return the weights by our names, and the ignored tensors with the reason for each.
+) -> tuple[dict[str, Weight], list[str]]:
+    """Return the weights by our names, and the names of the ignored tensors.
 
     Models for other tasks may have a part of a masked-LM head, but not the bias of its decoder. In
     this case, the part is ignored.
@@ -110,16 +110,14 @@ def _sorted_out(
     }
     head = family.head if family.word_bias in found else ()
     parts = (family.body, *NEXT_SENTENCE, *head)
-    weights, ignored = {}, {}
+    weights, ignored = {}, []
     for name, ours in names.items():
         original = family.copies.get(ours)
-        if ours in family.buffers:
-            ignored[name] = "it is the same in every model"
-        elif not ours.startswith(parts):
-            ignored[name] = "pre-training does not use it"
+        if ours in family.buffers or not ours.startswith(parts):
+            ignored.append(name)
         elif original in found:
             _check_copy(found[ours], found[original], original)
-            ignored[name] = f"it is equal to {original}"
+            ignored.append(name)
         else:
             weights[ours] = found[ours]
     return weights, ignored

@@ -12,7 +12,7 @@ padding rows and omits them.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -409,7 +409,7 @@ class Source:
         name: name of the checkpoint, without its directories.
         form: kind of checkpoint, such as "BertForMaskedLM" or "TensorFlow checkpoint".
         weights: tensors by our names. A tensor that our model does not have keeps its name.
-        ignored: maps the name of each ignored tensor to the reason.
+        ignored: names of the tensors that pre-training does not use.
         settings: settings of our section [model].
         stated_in: file with these settings, for error messages.
         published: name under which the checkpoint was published, empty unless its digest is known.
@@ -421,7 +421,7 @@ class Source:
     name: str
     form: str
     weights: Mapping[str, Weight]
-    ignored: Mapping[str, str]
+    ignored: Sequence[str]
     settings: Mapping[str, Any]
     stated_in: Path
     published: str = ""
