@@ -204,7 +204,7 @@ def run_cell(cell: Cell, config_path: Path, data_dir: Path, max_samples: int) ->
     """
     started = time.perf_counter()
     config = make_config(config_path, cell, max_samples)
-    data = open_data(config, data_dir, rank=0)
+    data = open_data(config, data_dir, checks_files=True)
     model = make_model(config, cell.seed, torch.device("cpu"))
     ranks = VirtualRanks(
         config.clip, model, config.parallel.world_size, config.parallel.bucket_cap_mb

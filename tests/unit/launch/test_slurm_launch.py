@@ -226,7 +226,7 @@ def test_a_container_outside_of_a_job_is_refused(job):
             "run.init_checkpoint: is not set, but the closed division requires",
         ),
         ("INIT_CHECKPOINT", "none", "INIT_CHECKPOINT: no such directory 'none'"),
-        ("DATADIR", "", f"DATADIR: not set, but {DGX} needs prepared data; create the data"),
+        ("DATADIR", "", f"DATADIR: not set, but {DGX} needs prepared data; create it with"),
         ("STAGEDIR", "none", "STAGEDIR: 'none' is a relative path; set it to an absolute path"),
         ("PYTHON", "/none/python", "PYTHON: no such interpreter '/none/python' on this node; copy"),
         ("NETWORK_TEST", "no", "NETWORK_TEST: 'no' is not 1, 0 or warn; set it to one of these"),
