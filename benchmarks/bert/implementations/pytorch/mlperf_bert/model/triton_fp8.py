@@ -160,7 +160,7 @@ def write_fp8(
     `tile_destination`.
     """
     quantized, transposed, unit, maximum, rows_stride, transposed_stride, width = destination
-    written = to_fp8(values, quantized, unit, maximum, limit, True)
+    written = to_fp8(values, quantized, unit, maximum, limit)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     tl.store(quantized + row[:, None] * rows_stride + column[None, :], written, mask=inside)
     if transposed is not None:
@@ -174,36 +174,42 @@ def to_fp8(
     unit: tl.tensor,
     maximum: tl.tensor,
     limit: tl.constexpr,
-    looks_first: tl.constexpr,
 ) -> Any:
-    """Cast float32 `values` to the dtype that `quantized` points to, and record their maximum.
+    """Cast float32 `values` to the dtype that `quantized` points to, and record their maximum."""
+    largest = tl.reduce(tl.abs(values), None, _larger_or_nan)
+    # Elements are checked one by one only if a non-finite one exists. This is a loop, because with
+    # an `if` Triton 3.6 would compute the values a second time in the transpose's layout.
+    while not largest < float("inf"):
+        values, largest = finite_or_nan(values, None)
+    record(maximum, largest)
+    return cast_scaled(values, quantized, 1.0 / tl.load(unit), limit)
 
-    If `looks_first` is set, elements are checked one by one only if a non-finite one exists. This
-    variant needs fewer instructions but more registers.
-    """
-    if looks_first:
-        largest = tl.reduce(tl.abs(values), None, _larger_or_nan)
-        # This is a loop, because with an `if` Triton 3.6 would compute the values a second time in
-        # the transpose's layout.
-        while not largest < float("inf"):
-            values, largest = _finite_or_nan(values)
-    else:
-        values, largest = _finite_or_nan(values)
+
+@kernel
+def record(maximum: tl.tensor, largest: tl.tensor) -> None:
+    """Raise the value at `maximum`, which may be None, to `largest`."""
     if maximum is not None:
         # Most programs find that a larger maximum is already stored, so a plain load saves them the
         # atomic operation.
         tl.atomic_max(maximum, largest, mask=largest > tl.load(maximum), sem="relaxed")
-    scaled = values * (1.0 / tl.load(unit))
-    if quantized.dtype.element_ty == tl.float32:  # the conversions to FP8 saturate by themselves
-        scaled = tl.where(scaled == scaled, tl.minimum(tl.maximum(scaled, -limit), limit), scaled)
-    return scaled.to(quantized.dtype.element_ty)
 
 
 @kernel
-def _finite_or_nan(values: tl.tensor) -> Any:
+def cast_scaled(
+    values: tl.tensor, quantized: tl.tensor, factor: tl.tensor, limit: tl.constexpr
+) -> Any:
+    """Multiply `values` by `factor`, and cast them to the dtype that `quantized` points to."""
+    values *= factor
+    if quantized.dtype.element_ty == tl.float32:  # the conversions to FP8 saturate by themselves
+        values = tl.where(values == values, tl.minimum(tl.maximum(values, -limit), limit), values)
+    return values.to(quantized.dtype.element_ty)
+
+
+@kernel
+def finite_or_nan(values: tl.tensor, axis: tl.constexpr) -> Any:
     """Replace non-finite values by NaN, and find the largest |value| of the finite ones."""
     is_finite = tl.abs(values) < float("inf")
-    largest = tl.max(tl.where(is_finite, tl.abs(values), 0.0))
+    largest = tl.max(tl.where(is_finite, tl.abs(values), 0.0), axis)
     return tl.where(is_finite, values, float("nan")), largest
 
 

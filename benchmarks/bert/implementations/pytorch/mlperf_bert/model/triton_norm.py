@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlperf_bert.model.fp8_cast import Target
-from mlperf_bert.model.triton_fp8 import row_destination, to_fp8
+from mlperf_bert.model.triton_fp8 import cast_scaled, finite_or_nan, record, row_destination, to_fp8
 from mlperf_bert.model.triton_parts import (
     channels_of,
     computed_in,
@@ -311,7 +311,7 @@ def _norm_forward(
     store_channels(output + row * size, channels, normalized, size)
     if output8 is not None:  # the FP8 result is a cast of the rounded values
         rounded = normalized.to(output.dtype.element_ty).to(tl.float32)
-        written = to_fp8(rounded, output8, unit, maximum, limit, True)
+        written = to_fp8(rounded, output8, unit, maximum, limit)
         store_channels(output8 + row * size, channels, written, size)
 
 
@@ -336,6 +336,8 @@ def _norm_backward(
     grad_bias = tl.zeros((groups, 8), dtype)
     grad_weight = tl.zeros((groups, 8), dtype)
     grad_norm_bias = tl.zeros((groups, 8), dtype)
+    largest = tl.zeros((groups,), tl.float32)  # of each thread, so that rows need no reduction
+    factor = 1.0 if grad_product8 is None else 1.0 / tl.load(unit)
     row = tl.program_id(0).to(tl.int64)
     while row < rows:
         total = _sum_of_row(
@@ -355,12 +357,16 @@ def _norm_backward(
         if keep is not None:
             grad_total = drop(grad_total, keep, row, size, scale, groups)
         if grad_product8 is not None:
-            written = to_fp8(grad_total, grad_product8, unit, maximum, limit, False)
+            finite, of_row = finite_or_nan(grad_total, 1)
+            largest = tl.maximum(largest, of_row)
+            written = cast_scaled(finite, grad_product8, factor, limit)
             store_channels(grad_product8 + row * size, channels, written, size)
         if grad_product is not None:
             store_channels(grad_product + row * size, channels, grad_total, size)
         grad_bias += grad_total
         row += tl.num_programs(0)
+    if grad_product8 is not None:
+        record(maximum, tl.max(largest))
     if bias is None:
         store_channels(partials + tl.program_id(0) * size, channels, grad_weight, size)
     else:
