@@ -13,7 +13,7 @@ from mlperf_bert.model.dropout_keys import DropoutKeys, DropoutSite
 
 MAX_LENGTH = 136  # of a sequence that may come
 # Of one token; in blocks of kernels, on their edges and across; none at the end.
-LENGTHS = ((1,), (130, 1, 33, 64), (65, 128, 3, 129, 0, 0))
+LENGTHS = ((1,), (130, 1, 33, 64), (65, 128, 3, 129, 0, 0), EDGES := (64, 1, 1, 128, 0), 9 * (1,))
 # Reaches below a block, of one, and beyond every sequence; more queries than are searched at once.
 WINDOWS = (
     ((130, 1, 33, 64), 0),

@@ -38,6 +38,35 @@ def test_policies_are_attention_as_defined(lengths, empty, probability, **option
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(
+        st.integers(0, 200) | st.sampled_from([0, 1, 64, 128]), min_size=1, max_size=40
+    ).map(tuple),
+    spare_rows=st.integers(0, 150),
+    size=st.sampled_from([32, 64, 128]),
+)
+def test_each_block_of_each_sequence_comes_once(lengths, spare_rows, size):
+    layout = layout_of(lengths)
+    bounds, num_rows = layout.cu_seqlens, sum(lengths) + spare_rows
+    blocks = layout.blocks(bounds, num_rows, size)
+    assert len(blocks) == num_rows // size + len(lengths)  # for all batches of a shape
+    first = (torch.arange(len(blocks)) - bounds[blocks] // size - blocks) * size  # by `block_of`
+    places = zip(blocks.tolist(), first.tolist(), strict=True)
+    expected = [(i, row) for i, length in enumerate(lengths) for row in range(0, length, size)]
+    assert [(i, row) for i, row in places if row < lengths[i]] == expected
+
+
+def test_blocks_are_computed_once_for_all_layers():
+    layout = layout_of((5, 7))
+    local = layout.attending(Rotary.of_base(50.0, 8, 16), 3)
+    last = local.for_queries(queries_of((5, 7)))
+    blocks = local.blocks(layout.cu_seqlens, 12, 64)
+    assert layout.blocks(layout.cu_seqlens, 12, 64) is blocks
+    assert last.blocks(last.cu_seqlens, 12, 64) is blocks
+    assert last.blocks(last.cu_queries, 12, 64) is not blocks
+
+
 def test_angles_are_the_published_ones():
     """arXiv 2104.09864, section 3.2.2."""
     rotary = Rotary.of_base(10_000.0, 100, 64)

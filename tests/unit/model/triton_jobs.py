@@ -71,7 +71,7 @@ def quick():
     check_gelu()
     check_logits(3, 24)
     attend = triton_attention.attend
-    options = {"lengths": ((9, 5),), "spare_rows": 3}
+    options = {"lengths": ((9, 5), attention_cases.EDGES), "spare_rows": 3}
     attention_cases.check_policy(attend, 0.3, torch.float32, 1e-5, **options)
     attention_cases.check_windows(attend, 0.0, torch.float32, 1e-5, windows=(((70, 9), 7),))
     for check in dropout_cases.CHECKS:

@@ -126,8 +126,8 @@ class AttentionLayout:
             allowed.
         cu_seqlens: int32 [B + 1] on the model's device. Tokens cu_seqlens[i] .. cu_seqlens[i + 1] -
             1 belong to sequence i.
-        max_length: the number of tokens of the longest possible sequence. CUDA kernels are always
-            launched for this length, so that launches have the same shape for every batch.
+        max_length: the number of tokens of the longest possible sequence. Keep bits always have
+            this width on CUDA, so that they have the same shape for every batch.
         position_ids: int64 [T], each token's position in its sequence. The positions are needed
             only for `reach` and `rotary`.
     """
@@ -146,6 +146,7 @@ class AttentionLayout:
         self.reach: int | None = None
         self.rotary: Rotary | None = None
         self._position_ids = position_ids
+        self._blocks: dict[tuple[Tensor, int], Tensor] = {}  # shared by the layouts made from this
 
     def attending(self, rotary: Rotary, reach: int | None) -> Self:
         """Return a layout of the same sequences and queries with the given `rotary` and `reach`."""
@@ -193,6 +194,21 @@ class AttentionLayout:
     def max_queries(self) -> int:
         """An upper limit on the number of queries of one sequence."""
         return self.max_length if self.queries is None else self.queries.max_length
+
+    def blocks(self, bounds: Tensor, num_rows: int, size: int) -> Tensor:
+        """Return the sequence of each block of `size` rows, int32 [num_rows // size + B].
+
+        Sequence i has the blocks bounds[i] // size + i .. bounds[i + 1] // size + i, which are as
+        many as its rows need, or one more. The last sequence also has all blocks after its own, so
+        the number of blocks is the same for all batches of the same shape. `bounds` is `cu_seqlens`
+        or `cu_queries`. `num_rows` also counts rows after the last sequence.
+        """
+        key = bounds, size
+        if key not in self._blocks:
+            block = torch.arange(num_rows // size + len(bounds) - 1, device=bounds.device)
+            first = bounds[:-1] // size + block[: len(bounds) - 1]
+            self._blocks[key] = torch.searchsorted(first, block, right=True, out_int32=True) - 1
+        return self._blocks[key]
 
     @cached_property
     def groups(self) -> Groups:

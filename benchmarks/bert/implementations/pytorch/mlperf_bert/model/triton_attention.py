@@ -8,12 +8,12 @@ logarithm of the sum of exponentials, and the backward pass recomputes the proba
 queries and one for those of keys and values. Sums are float32, and a single program sums each
 gradient in a fixed order, so results are reproducible bit for bit.
 
-A program computes a block of queries, or of keys, of one sequence and head. Its second program ID
-is the number of the head, and its third is the number of the sequence. Programs past a sequence's
-end return at once. A step with these kernels can be captured, because sequence bounds are read on
-the device and every result has a fixed shape. Dropout is read from keep bits that another kernel
-has written (`model/dropout.py`). Offsets are relative to the sequence's first row, so only that
-row's address needs 64 bits.
+A program computes a block of queries, or of keys, of one sequence and head. Blocks are assigned to
+sequences once per batch (`AttentionLayout.blocks`). Programs past a sequence's end return at once.
+A step with these kernels can be captured, because sequence bounds are read on the device and every
+launch and result has a fixed shape. Dropout is read from keep bits that another kernel has written
+(`model/dropout.py`). Offsets are relative to the sequence's first row, so only that row's address
+needs 64 bits.
 
 With a reach (sliding window), loops run only over the blocks in which something can be visible, and
 positions are compared only in the blocks at the window's edges. A separate kernel rotates queries
@@ -36,6 +36,7 @@ from mlperf_bert.model.attention_layout import AttentionLayout, Rotary
 from mlperf_bert.model.dropout import attention_keep_bits
 from mlperf_bert.model.dropout_keys import DropoutSite, scale_of
 from mlperf_bert.model.triton_parts import (
+    block_of,
     hide,
     in_reach,
     kept_in_columns,
@@ -135,8 +136,8 @@ class _Attention(torch.autograd.Function):
         q, k, v = (_in_rows(x) for x in (q, k, v))
         positions = _positions_of(layout)
         if layout.rotary is not None:
-            q = _rotate(q, layout.cu_queries, layout.max_queries, positions, layout.rotary)
-            k = _rotate(k, layout.cu_seqlens, layout.max_length, None, layout.rotary)
+            q = _rotate(q, layout, layout.cu_queries, positions, layout.rotary)
+            k = _rotate(k, layout, layout.cu_seqlens, None, layout.rotary)
         num_heads = q.shape[1]
         keep = q.new_empty(0, dtype=torch.int32)
         if site is not None:
@@ -155,11 +156,11 @@ class _Attention(torch.autograd.Function):
             cos=None if layout.rotary is None else layout.rotary.cos,
             sin=None if layout.rotary is None else layout.rotary.sin,
         )
-        ctx.max_queries, ctx.max_length = layout.max_queries, layout.max_length
+        ctx.layout = layout
         ctx.constants = None if site is None else scale_of(site.probability), layout.reach
         strides = tuple(x.stride(0) for x in (q, k, v))
         tile, _, _ = _tiles(q.shape[2], layout.reach)
-        blocks = triton.cdiv(ctx.max_queries, tile.queries)
+        blocks = layout.blocks(layout.cu_queries, len(q), tile.queries)
         _launch(_attention_forward, tile, blocks, saved, saved, strides, ctx.constants)
         ctx.save_for_backward(*saved)
         return saved.context
@@ -168,8 +169,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = Saved(*ctx.saved_tensors)
-        longest = (ctx.max_queries, ctx.max_length)
-        return *_gradients(_in_rows(grad), saved, *longest, ctx.constants), None, None
+        return *_gradients(_in_rows(grad), saved, ctx.layout, ctx.constants), None, None
 
 
 def _positions_of(layout: AttentionLayout) -> Tensor | None:
@@ -188,16 +188,16 @@ def _in_rows(x: Tensor) -> Tensor:
 
 
 def _rotate(
-    x: Tensor, bounds: Tensor, longest: int, positions: Tensor | None, rotary: Rotary
+    x: Tensor, layout: AttentionLayout, bounds: Tensor, positions: Tensor | None, rotary: Rotary
 ) -> Tensor:
     """Rotate each row of `x` [rows, N, H] by its position in its sequence.
 
     Rows after the last sequence are not written.
     """
     rotated = x.new_empty(x.shape)
-    grid = (triton.cdiv(longest, KEYS), x.shape[1], len(bounds) - 1)
-    turns = (positions, rotary.cos, rotary.sin)
-    _rotate_rows[grid](x, x.stride(0), rotated, bounds, turns, KEYS, x.shape[2])
+    blocks = layout.blocks(bounds, len(x), KEYS)
+    others = (rotated, blocks, bounds, (positions, rotary.cos, rotary.sin))
+    _rotate_rows[x.shape[1], len(blocks)](x, x.stride(0), *others, KEYS, x.shape[2])
     return rotated
 
 
@@ -208,17 +208,17 @@ def _tiles(head_size: int, reach: int | None) -> tuple[Tile, Tile, Tile]:
 def _launch(
     program: Any,
     tile: Tile,
-    blocks: int,
+    blocks: Tensor,
     saved: Saved,
     tensors: tuple[Tensor | None, ...],
     strides: tuple[int, ...],
     constants: Constants,
 ) -> None:
-    """Launch `blocks` programs per head and sequence. `strides` are the tensors' row strides."""
+    """Launch a program per head and block. `strides` are the tensors' row strides."""
     num_rows, num_heads, head_size = saved.q.shape
-    program[(blocks, num_heads, len(saved.cu_queries) - 1)](
-        *(tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5, *constants),
-        *(head_size, tile.queries, KEYS),
+    program[num_heads, len(blocks)](
+        *(blocks, tuple(tensors), strides, num_rows, saved.keep.shape[-1], head_size**-0.5),
+        *(*constants, head_size, tile.queries, KEYS),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         maxnreg=tile.most_registers,
@@ -226,7 +226,7 @@ def _launch(
 
 
 def _gradients(
-    grad: Tensor, saved: Saved, max_queries: int, max_length: int, constants: Constants
+    grad: Tensor, saved: Saved, layout: AttentionLayout, constants: Constants
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v.
 
@@ -237,8 +237,7 @@ def _gradients(
     Args:
         grad: gradient of the context, [R, N, H], each row contiguous.
         saved: tensors saved by the forward pass.
-        max_queries: upper limit on the number of queries of one sequence.
-        max_length: upper limit on the number of keys of one sequence.
+        layout: the layout of the forward pass.
         constants: see Constants.
     """
     q, k, v = saved.q, saved.k, saved.v
@@ -252,16 +251,17 @@ def _gradients(
     strides = tuple(x.stride(0) for x in (q, k, v, grad, grad_q, grad_k))
     _, tile, tile_of_keys = _tiles(q.shape[2], constants[1])
     tensors: tuple[Tensor | None, ...] = (*saved, grad, statistics, grad_q)
-    blocks = triton.cdiv(max_queries, tile.queries)
+    blocks = layout.blocks(layout.cu_queries, num_rows, tile.queries)
     _launch(_attention_of_queries, tile, blocks, saved, tensors, strides, constants)
     tensors = (q, k, v, *saved[5:], grad, statistics, grad_k, grad_v)
-    blocks = triton.cdiv(max_length, KEYS)
+    blocks = layout.blocks(layout.cu_seqlens, len(k), KEYS)
     _launch(_attention_of_keys, tile_of_keys, blocks, saved, tensors, strides, constants)
     return grad_q, grad_k, grad_v
 
 
 @kernel
 def _attention_forward(
+    blocks: tl.tensor,
     tensors: tl.tuple,
     strides: tl.tuple,
     num_rows: tl.tensor,
@@ -275,8 +275,8 @@ def _attention_forward(
 ) -> None:
     q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions = tensors[:9]
     q_stride, k_stride, v_stride = strides
-    queries, keys = span(cu_queries), span(cu_seqlens)
-    first = tl.program_id(0) * block_q
+    sequence, first = block_of(blocks, cu_queries, block_q)
+    queries, keys = span(cu_queries, sequence), span(cu_seqlens, sequence)
     if first < queries[1]:
         own_q = load_tile(q, q_stride, queries, first, block_q, head_size)
         highest = tl.full((block_q,), float("-inf"), tl.float32)
@@ -310,7 +310,7 @@ def _attention_forward(
             sums = tl.dot(weights.to(own_v.dtype), own_v, sums * shrink[:, None])
             highest = higher
         inverse = (1.0 if keep_scale is None else keep_scale) / total
-        stride = tl.num_programs(1) * head_size
+        stride = tl.num_programs(0) * head_size
         store_tile(context, stride, queries, first, sums * inverse[:, None], block_q, head_size)
         query = first + tl.arange(0, block_q)
         at = row_numbers(num_rows, queries, query)
@@ -319,6 +319,7 @@ def _attention_forward(
 
 @kernel
 def _attention_of_queries(
+    blocks: tl.tensor,
     tensors: tl.tuple,
     strides: tl.tuple,
     num_rows: tl.tensor,
@@ -335,12 +336,12 @@ def _attention_of_queries(
     q, k, v, context, logsumexp, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:11]
     grad, statistics, grad_q = tensors[11:]
     q_stride, k_stride, v_stride, grad_stride, grad_q_stride, _ = strides
-    queries, keys = span(cu_queries), span(cu_seqlens)
-    first = tl.program_id(0) * block_q
+    sequence, first = block_of(blocks, cu_queries, block_q)
+    queries, keys = span(cu_queries, sequence), span(cu_seqlens, sequence)
     if first < queries[1]:
         own_q = load_tile(q, q_stride, queries, first, block_q, head_size)
         own_grad = load_tile(grad, grad_stride, queries, first, block_q, head_size)
-        stride = tl.num_programs(1) * head_size
+        stride = tl.num_programs(0) * head_size
         own_context = load_tile(context, stride, queries, first, block_q, head_size)
         product = tl.sum(own_context.to(tl.float32) * own_grad.to(tl.float32), 1)
         product = product if keep_scale is None else product / keep_scale
@@ -381,6 +382,7 @@ def _attention_of_queries(
 
 @kernel
 def _attention_of_keys(
+    blocks: tl.tensor,
     tensors: tl.tuple,
     strides: tl.tuple,
     num_rows: tl.tensor,
@@ -396,15 +398,15 @@ def _attention_of_keys(
     q, k, v, keep, cu_queries, cu_seqlens, positions, cos, sin = tensors[:9]
     grad, statistics, grad_k, grad_v = tensors[9:]
     q_stride, k_stride, v_stride, grad_stride, _, grad_kv_stride = strides
-    queries, keys = span(cu_queries), span(cu_seqlens)
-    first = tl.program_id(0) * block_k
+    sequence, first = block_of(blocks, cu_seqlens, block_k)
+    queries, keys = span(cu_queries, sequence), span(cu_seqlens, sequence)
     if first < keys[1]:
         own_k = load_tile(k, k_stride, keys, first, block_k, head_size)
         own_v = load_tile(v, v_stride, keys, first, block_k, head_size)
         sums_k = tl.zeros((block_k, head_size), tl.float32)
         sums_v = tl.zeros((block_k, head_size), tl.float32)
         key = tl.arange(0, block_k)
-        head_statistics = statistics + tl.program_id(1).to(tl.int64) * num_rows * 2
+        head_statistics = statistics + tl.program_id(0).to(tl.int64) * num_rows * 2
         begin, end = 0, queries[1]
         if reach is not None:
             begin, end = in_reach(positions, queries, first - reach, first + block_k + reach)
@@ -441,14 +443,15 @@ def _rotate_rows(
     x: tl.tensor,
     stride: tl.tensor,
     rotated: tl.tensor,
+    blocks: tl.tensor,
     bounds: tl.tensor,
     turns: tl.tuple,
     size: tl.constexpr,
     head_size: tl.constexpr,
 ) -> None:
-    rows = span(bounds)
-    first = tl.program_id(0) * size
+    sequence, first = block_of(blocks, bounds, size)
+    rows = span(bounds, sequence)
     if first < rows[1]:
         values = load_rotated(x, stride, rows, first, turns, size, head_size)
-        stride_of_rotated = tl.num_programs(1) * head_size
+        stride_of_rotated = tl.num_programs(0) * head_size
         store_tile(rotated, stride_of_rotated, rows, first, values, size, head_size)

@@ -6,10 +6,10 @@ has one byte of keep bits. Rows are summed in a fixed order.
 The parts for attention handle tiles of a sequence's rows, rotations, windows and keep bits. Their
 shapes use the letters R (queries), N (heads) and H (head size). A span describes the rows of a
 program's sequence by the number of the first row and their count. An offset counts rows from the
-first row of a span. A program's second program ID is the number of its head, and its third is the
-number of its sequence. The argument `turns` describes the rotation of rows. It contains the rows'
-positions (None if they equal the offsets) and the tables of cosines and sines (None if rows are not
-rotated).
+first row of a span. A program's first program ID is the number of its head, and its second is the
+number of its block of rows. The argument `turns` describes the rotation of rows. It contains the
+rows' positions (None if they equal the offsets) and the tables of cosines and sines (None if rows
+are not rotated).
 """
 
 from collections.abc import Callable
@@ -168,10 +168,18 @@ def _sum_rows(
 
 
 @kernel
-def span(bounds: tl.tensor) -> Any:
-    """Return the span of the program's sequence (first row as int64, and number of rows)."""
-    first = tl.load(bounds + tl.program_id(2))
-    return first.to(tl.int64), tl.load(bounds + tl.program_id(2) + 1) - first
+def block_of(blocks: tl.tensor, bounds: tl.tensor, size: tl.constexpr) -> Any:
+    """Return the sequence and the offset of the program's block, from `AttentionLayout.blocks`."""
+    sequence = tl.load(blocks + tl.program_id(1))
+    first = tl.load(bounds + sequence) // size + sequence
+    return sequence, (tl.program_id(1) - first) * size
+
+
+@kernel
+def span(bounds: tl.tensor, sequence: tl.tensor) -> Any:
+    """Return the span of a sequence (first row as int64, and number of rows)."""
+    first = tl.load(bounds + sequence)
+    return first.to(tl.int64), tl.load(bounds + sequence + 1) - first
 
 
 @kernel
@@ -340,7 +348,7 @@ def _tile_addresses(
 ) -> Any:
     """Return the addresses of `channels` channels in each row of a tile, and its real rows."""
     offset = tl.arange(0, size)
-    start = x + (rows[0] + first) * stride + tl.program_id(1) * head_size
+    start = x + (rows[0] + first) * stride + tl.program_id(0) * head_size
     # This part does not change in a loop over `first`, so it stays in registers.
     within = offset[:, None] * stride + tl.arange(0, channels)[None, :]
     return start + within, (offset < rows[1] - first)[:, None]
@@ -349,7 +357,7 @@ def _tile_addresses(
 @kernel
 def row_numbers(num_rows: tl.tensor, rows: tl.tuple, offset: tl.tensor) -> Any:
     """Return int64 indices into [N, num_rows] of rows at these offsets of the span `rows`."""
-    return tl.program_id(1).to(tl.int64) * num_rows + rows[0] + offset
+    return tl.program_id(0).to(tl.int64) * num_rows + rows[0] + offset
 
 
 @kernel
@@ -378,8 +386,8 @@ def load_keep(
     first_key: tl.tensor,
 ) -> Any:
     """Load the keep bits of 64 keys for each query at the offset `first`, as two int32 [size]."""
-    stride = tl.num_programs(1) * num_words
-    head_words = keep + tl.program_id(1) * num_words + first_key // 32
+    stride = tl.num_programs(0) * num_words
+    head_words = keep + tl.program_id(0) * num_words + first_key // 32
     return load_pairs(head_words, stride, queries, first, size)
 
 
