@@ -13,7 +13,7 @@ LONG_FUNCTIONS = {  # a run in its order, read from top to bottom
     "train.py": ("train", 275),
     "fine_tune.py": ("fine_tune", 100),
 }
-MAX_TOTAL_LINES = {"submission": 26_525, "tools": 20_993}  # of .py; tests have a ratio
+MAX_TOTAL_LINES = {"submission": 26_570, "tools": 20_993}  # of .py; tests have a ratio
 MAX_TREE_BYTES = 40 * 10**6
 
 FILES = sorted(
