@@ -320,7 +320,7 @@ def main(kind=Study, batches=tuple(BUDGETS)):
     parser.add_argument("data", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--batches", default=",".join(map(str, batches)))
-    parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
+    parser.add_argument("--optimizers", default="adamw,lamb,muon")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     study = kind(args.data, args.work.resolve(), args.workers, args.optimizers.split(","))

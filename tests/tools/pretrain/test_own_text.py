@@ -150,7 +150,7 @@ def test_added_documents_and_copies_move_none_across(wanted, whole, tmp_path, te
     assert record["documents"]["held out but not needed"] > 0
     written_again = documents_in(after, "once-train")
     assert written_again and len(set(written_again)) == len(written_again)
-    assert record["documents"]["sections left out of train as copies"] > 0
+    assert record["documents"]["repeated sections left out of train"] > 0
 
 
 @pytest.mark.parametrize("copy", [shutil.copy, os.symlink])
@@ -168,7 +168,7 @@ def test_a_copied_file_is_trained_on_once(wanted, whole, tmp_path, copy):
         "train": 2 * once["train"],
         "eval": once["eval"],
         "held out but not needed": once["eval"],
-        "sections left out of train as copies": once["train"],
+        "repeated sections left out of train": once["train"],
     }
 
 

@@ -141,7 +141,7 @@ def prepare_corpus(wanted: CorpusRequest, out_dir: Path, *, workers: int) -> boo
         "train": num_documents(cleaned.train),
         "eval": num_held_out,
         "held out but not needed": num_documents(cleaned.held_out) - num_held_out,
-        "sections left out of train as copies": sum(part.sections for part in cleaned.train)
+        "repeated sections left out of train": sum(part.sections for part in cleaned.train)
         - sum(part.sections for part in trained_on),
     }
     _check_documents(wanted, cleaned, min(sum(part.sections for part in trained_on), len(held_out)))
