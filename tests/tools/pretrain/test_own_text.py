@@ -153,6 +153,15 @@ def test_added_documents_and_copies_move_none_across(wanted, whole, tmp_path, te
     assert record["documents"]["repeated sections left out of train"] > 0
 
 
+def test_a_small_text_with_many_copies_has_both_sets(wanted, tmp_path, texts):
+    wanted.source.write_text("\n\n".join(texts[:30] * 4))
+    out = make(wanted, tmp_path / "out")
+    counts = json.loads((out / "corpus.json").read_text())["documents"]
+    trained_on = counts["train"] - counts["repeated sections left out of train"]
+    assert 4 * trained_on == counts["train"] >= 80
+    assert trained_on + counts["eval"] == 30 and counts["eval"] >= 2
+
+
 @pytest.mark.parametrize("copy", [shutil.copy, os.symlink])
 def test_a_copied_file_is_trained_on_once(wanted, whole, tmp_path, copy):
     (tmp_path / "text").mkdir()

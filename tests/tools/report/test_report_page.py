@@ -132,7 +132,8 @@ def test_eager_steps_are_counted_for_a_captured_run_only(tmp_path):
 
 def test_a_short_interval_weighs_less_than_a_long_one_in_a_mean(tmp_path):
     records = [record(9, imbalance_tokens=1.0), record(10, imbalance_tokens=2.0)]
-    run = write_run(tmp_path / "run", records, ended="success")
+    interval = ["run.log_interval_steps=9"]
+    run = write_run(tmp_path / "run", records, overrides=interval, ended="success")
     texts = checked(page_of(run)).texts
     assert texts[texts.index("Most tokens, relative to mean rank") + 1].startswith("1.100 ")
 

@@ -398,10 +398,11 @@ def clean(job: Job, *, parts_dir: Path, rules: Rules, share: float) -> Cleaned:
         documents[-1][2] += len(text.encode()) + 1
         to.add(text, opens=opens)
         opens = False
-    num_held_out = sum(digest < share * 2**64 for digest, _, _ in documents)
-    highest = sorted(documents)[: num_held_out + WANTED_HELD_OUT][-1:]
-    lowest = [each for each in documents if each <= highest[0]]
-    different = sorted({digest for digest, _, _ in documents})[:MIN_DIFFERENT]
+    digests = sorted({digest for digest, _, _ in documents})
+    num_held_out = sum(digest < share * 2**64 for digest in digests)
+    highest = digests[: num_held_out + WANTED_HELD_OUT][-1:]
+    lowest = [each for each in documents if each[0] <= highest[0]]
+    different = digests[:MIN_DIFFERENT]
     parts = train.finish(), held_out.finish()
     made = Cleaned(*parts, num_chars, left_out, lowest, different, one_sentence)
     write_file(record, json.dumps(made._asdict()).encode())

@@ -1,5 +1,6 @@
 """Computes summary numbers of runs, and finds the settings in which runs differ."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -91,16 +92,17 @@ def _median_of(key: str) -> Callable[[Run], Number | None]:
 def _mean_of(key: str) -> Callable[[Run], Number | None]:
     """Return a function that averages a value over the steps of a run.
 
-    The last interval before an evaluation or the end may have fewer steps than the others.
+    The last interval before an evaluation or the end may have fewer steps than the others. The
+    first record may be of a run that began at another run's checkpoint.
     """
 
     def mean(run: Run) -> Number | None:
-        before = 0
+        before, most = 0, run.config.run.log_interval_steps if run.config else math.inf
         values, steps = [], []
         for record in run.records:
             if record.get(key) is not None:
                 values.append(record[key])
-                steps.append(record["step"] - before)
+                steps.append(min(record["step"] - before, most))
             before = record["step"]
         return fmean(values, steps) if any(steps) else None
 

@@ -386,7 +386,7 @@ def _in_words(config: RunConfig, found: Simulated) -> Iterator[str]:
     )
     yield (
         f"{len(found.timings)} drawn steps: imbalance {found.imbalance_tokens:.4f} (tokens of the "
-        f"rank with the most, divided by the mean)"
+        "rank with the most, divided by the mean)"
     )
     parts = [
         (name, f"{value:.1f} ms", f"{value / run.step_ms:.1%}")

@@ -295,7 +295,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
 
                 evaluated: Evaluated | None = None
                 if is_last or config.evaluation_is_due(samples):
-                    _wait_for_contents(contents, info, data_dir, saving)
+                    _wait_for_contents(contents, info, data_dir, saving, stop)
                     at("evaluation", samples)
                     finish_queued_work(device)  # so that the time excludes training
                     began = time.perf_counter()
@@ -315,7 +315,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
 
                 is_due = saving.is_due(number, stop.step_s)
                 if is_last or stopped_by or evaluated or is_due or metrics.interval_is_full:
-                    _wait_for_contents(contents, info, data_dir, saving)
+                    _wait_for_contents(contents, info, data_dir, saving, stop)
                     record = metrics.record(
                         samples, _accuracy_of(evaluated), slowest_rank.compare()
                     )
@@ -458,7 +458,7 @@ def _wait_for_ranks(info: RankInfo, device: torch.device) -> None:
 
 
 def _wait_for_contents(
-    contents: ContentsCheck, info: RankInfo, data_dir: Path, saving: Saving
+    contents: ContentsCheck, info: RankInfo, data_dir: Path, saving: Saving, stop: StopRequest
 ) -> None:
     """Wait for the check of the shards' bytes, before the run reports its first result.
 
@@ -477,7 +477,8 @@ def _wait_for_contents(
         error.is_of_all_ranks = True
         raise error
     saving.identity = replace(saving.identity, blocks_sha256=found)
-    saving.metrics.exclude(time.perf_counter() - began)
+    for clock in (saving.metrics, stop):
+        clock.exclude(time.perf_counter() - began)
 
 
 def _has_diverged(metrics: Metrics, step: int, reporter: Reporter) -> bool:

@@ -111,8 +111,8 @@ class RunSection(_Section):
     hang_timeout_s: Annotated[
         float,
         Bounds(0.1, 604_800.0),
-        "Seconds that a rank waits for other ranks, for data, or for the end of a step or of a "
-        "batch of an evaluation, before it ends the run. "
+        "Seconds that a rank waits for other ranks, for data, or for the end of a step or an "
+        "evaluation (on a CPU: of a batch of it), before it ends the run. "
         "The slowest rank must have started by then.",
     ] = 600.0
     slurm_minutes: Annotated[

@@ -13,7 +13,7 @@ import hashlib
 import re
 from array import array
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ _ABBREVIATION = re.compile(
 # if a digit follows, because a digit rarely starts a sentence ("no. 5", "et al. 2019").
 _ABBREVIATION_OR_END = re.compile("etc|no|inc|ltd|co|corp|al", re.IGNORECASE)
 _CANDIDATE = re.compile(r"""([.!?]+)(["'\u2019\u201d)\]]*)\s+(?=["'\u2018\u201c(\[]*[^\W_a-z])""")
+_MOST_SENTENCES = 1000  # to encode at once, because an encoding needs 220 bytes per character
 _LONGEST_WORD = 100  # characters to look at around a full stop, more than in any abbreviation
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]+$")
 
@@ -128,10 +129,11 @@ def tokenize_documents(text: str, tokenizer: Encoder) -> Documents:
     sentence_offsets = array("q", [0])  # into `tokens`, in bytes
     document_offsets = array("q", [0])
     for is_text, group in groupby(lines, key=bool):
-        for ids in tokenizer.encode(list(group)) if is_text else ():
-            tokens += ids
-            if ids:
-                sentence_offsets.append(len(tokens))
+        while is_text and (sentences := list(islice(group, _MOST_SENTENCES))):
+            for ids in tokenizer.encode(sentences):
+                tokens += ids
+                if ids:
+                    sentence_offsets.append(len(tokens))
         if len(sentence_offsets) - 1 > document_offsets[-1]:  # Otherwise the document is empty.
             document_offsets.append(len(sentence_offsets) - 1)
     return Documents(

@@ -80,6 +80,7 @@ class ProgressLines:
             left = as_clock(max(0, total - done) / rate)
             amount = f"{done:,.0f} of {total:,.0f} {unit}"
             self.line(f"{activity}: {amount}, {rate:,.1f} per s, {left} left")
+            self._latest = activity
 
     def counter(self, activity: str, unit: str, total: float) -> Callable[[float], None]:
         """Return a function that adds to the count of an activity, and calls `counted`.
