@@ -277,7 +277,7 @@ def train(  # noqa: C901 (the steps of one run, in their order)
         saving.start()
 
         number, samples = start.step, start.samples
-        evaluator.on_batch = lambda done, total: at("evaluation", samples)
+        evaluator.on_batch = lambda done, total: at("evaluation", samples)  # is progress
         latest: Evaluated | None = None
         stopped_by: str | None = None
         diverged = False
