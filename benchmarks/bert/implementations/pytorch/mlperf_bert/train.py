@@ -277,7 +277,8 @@ def train(  # noqa: C901 (the steps of one run, in their order)
         saving.start()
 
         number, samples = start.step, start.samples
-        evaluator.on_batch = lambda done, total: at("evaluation", samples)  # is progress
+        # Each finished batch of an evaluation counts as progress for the limit of a hang.
+        evaluator.on_batch = lambda done, total: at("evaluation", samples)
         latest: Evaluated | None = None
         stopped_by: str | None = None
         diverged = False
